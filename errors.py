@@ -99,9 +99,7 @@ class EvidenceError(ReproError):
 
     exit_status = 5
 
-    def __init__(
-        self, message: str, *, path: str = "", place: str = "", help_text: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, path: str = "", place: str = "", help_text: str | None = None) -> None:
         where = ": ".join(part for part in (path, place) if part)
         super().__init__(f"{where}: {message}" if where else message, help_text=help_text)
         self.path = path

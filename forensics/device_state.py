@@ -26,7 +26,8 @@ class Unread:
 @dataclass(frozen=True, slots=True)
 class LaneState:
     """One thread. ``registers``: r-th u32 is Rr; ``predicates``: bit i is Pi. None: not read. PC offsets are bytes from the
-    kernel function's start."""
+    kernel function's start.
+    """
 
     lane: int
     thread_idx: Dim3

@@ -45,8 +45,8 @@ CLASSES: dict[str, tuple[tuple[str, ...], Outcome, str | None]] = {
     "gpu-barrier-intra-block": (("phase-wait", "named-barrier", "cluster-peer"), "hang", "gpu-kernel-stuck"),
     "gpu-crossrank-spin": (("peer-behind", "two-streams"), "hang", "gpu-kernel-stuck"),
     "gpu-kernel-stuck": ((), "hang", "unknown"),
-    "collective-desync": (("diverged", "transport"), "hang", "unknown"),
-    "collective-stuck": (("diverged", "transport"), "hang", "unknown"),
+    "collective-desync": (("diverged",), "hang", "unknown"),
+    "collective-stuck": (("transport",), "hang", "unknown"),
     "host-jit-lock": (("holder-dead", "build-failed"), "hang", "host-jit-compile"),
     "host-jit-compile": ((), "other", "unknown"),
     "host-weight-load": ((), "other", "unknown"),
@@ -56,7 +56,7 @@ CLASSES: dict[str, tuple[tuple[str, ...], Outcome, str | None]] = {
     "kv-pressure-thrash": (("admission", "deferred"), "hang", "unknown"),
     "kv-transfer-stall": (("admission", "deferred"), "hang", "unknown"),
     "worker-dead": (("oom-killed", "signal", "exit"), "other", "unknown"),
-    "gpu-fault": (("illegal-access", "misaligned", "cluster-target", "xid"), "other", "unknown"),
+    "gpu-fault": (("illegal-access", "misaligned", "cluster-target"), "other", "unknown"),
     "gpu-lost": (("xid",), "other", "unknown"),
     "launch-refused": (("oversubscribed",), "other", "unknown"),
     "wrong-result": (("histogram-ring", "overflow", "padding"), "other", "unknown"),
@@ -201,9 +201,7 @@ class Diagnosis(_Record):
         for link in self.chain:
             missing = set(link.evidence) - known
             if missing:
-                raise ValueError(
-                    f"chain link {link.link} cites evidence that is not listed: {sorted(missing)}"
-                )
+                raise ValueError(f"chain link {link.link} cites evidence that is not listed: {sorted(missing)}")
         return self
 
     def document(self) -> dict[str, Any]:
