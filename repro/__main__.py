@@ -1,0 +1,129 @@
+"""``dsv4-repro`` and ``python -m dsv4_repro.repro``: the one place where errors become exit statuses.
+
+``ReproError``: its message and its help on standard error, its status. Ctrl-C: 130. A wrong command line: 2. Anything else is a
+defect of ours: 70, a short text, and the traceback in a file (on the screen with ``DSV4_REPRO_TRACEBACK=1``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import TextIO
+
+from ..errors import OurFaultError, ReproError
+from .exits import INTERRUPTED, OUR_FAULT, USAGE
+
+__all__ = ["main"]
+
+_TRACEBACK_VARIABLE = "DSV4_REPRO_TRACEBACK"
+ERROR_SCHEMA = "dsv4-repro/error/1"
+
+
+def _soften(stream: TextIO) -> None:
+    """A stream that cannot encode a character prints its escape instead of failing (LANG=C, PYTHONIOENCODING=ascii)."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _say(text: str) -> None:
+    from .console import printable
+
+    for line in text.splitlines():
+        sys.stderr.write(printable(line) + "\n")
+    sys.stderr.flush()
+
+
+def _error_document(kind: str, message: str, help_text: str, status: int) -> None:
+    outcome = "inconclusive" if status == 5 else "error"
+    document = {
+        "schema": ERROR_SCHEMA,
+        "outcome": outcome,
+        "error": kind,
+        "message": message,
+        "help": help_text,
+        "exit_status": status,
+    }
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def _report_error(error: ReproError, *, as_json: bool) -> int:
+    message = str(error)
+    _say(f"dsv4-repro: {message}")
+    if error.help_text:
+        _say(f"  {error.help_text}")
+    if isinstance(error, OurFaultError):
+        _say(f"  Traceback: {_keep_traceback()}")
+    if as_json:
+        _error_document(type(error).__name__, message, error.help_text, error.exit_status)
+    return error.exit_status
+
+
+def _keep_traceback() -> str:
+    """Write the current traceback into a private file; its path, or why there is none."""
+    if os.environ.get(_TRACEBACK_VARIABLE) == "1":
+        traceback.print_exc()
+        return "above"
+    try:
+        fd, path = tempfile.mkstemp(prefix="dsv4-repro-traceback-", suffix=".txt")
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            traceback.print_exc(file=stream)
+    except OSError as error:
+        return f"could not be written ({error.strerror}); set {_TRACEBACK_VARIABLE}=1 to see it"
+    return path
+
+
+def _unexpected(error: BaseException, *, as_json: bool) -> int:
+    message = f"our own fault: {type(error).__name__}: {error}"
+    where = _keep_traceback()
+    _say(f"dsv4-repro: {message}")
+    _say(f"  {OurFaultError.help_text}")
+    _say(f"  Traceback: {where}")
+    if as_json:
+        _error_document(type(error).__name__, message, OurFaultError.help_text, OUR_FAULT)
+    return OUR_FAULT
+
+
+def _run(arguments: list[str]) -> int:
+    from .cli import build
+
+    status = build().main(args=arguments, prog_name="dsv4-repro", standalone_mode=False)
+    return status if isinstance(status, int) else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's); returns the exit status, never raises."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    _soften(sys.stdout)
+    _soften(sys.stderr)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        _say("dsv4-repro: interrupted; what was written so far is kept")
+        return INTERRUPTED
+    except ReproError as error:
+        return _report_error(error, as_json=as_json)
+    except BrokenPipeError:
+        # The reader of our output is gone (head, less): nobody is left to tell, and Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED + 11  # 141, as a shell reports SIGPIPE
+    except Exception as error:
+        show = getattr(error, "show", None)
+        if callable(show) and hasattr(error, "exit_code"):  # a usage error of the command line library, vendored or not
+            show()
+            if as_json:
+                _error_document("UsageError", str(getattr(error, "message", error)), "See: dsv4-repro --help", USAGE)
+            return USAGE
+        if type(error).__name__ == "Abort":
+            return INTERRUPTED
+        return _unexpected(error, as_json=as_json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Files that are either the old one or the new one, whole: written beside, flushed to the disk, renamed over."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from ..errors import RunStoreError
+
+__all__ = ["disk_error", "sync_folder", "write_atomic"]
+
+
+def disk_error(error: OSError, path: Path, doing: str) -> RunStoreError:
+    """The typed error for a failed write: says which file, and for a full disk what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunStoreError(
+            f"cannot {doing}: the disk or the quota is full; what was written before stays readable",
+            path=str(path),
+            help_text="Free some space, or write elsewhere: --out DIR",
+        )
+    return RunStoreError(f"cannot {doing}: {error.strerror or error}", path=str(path), help_text="Write elsewhere: --out DIR")
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, so that a rename survives a crash of the machine; silent where a folder cannot be synced."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write ``data`` to ``path``: a temporary file in the same folder, fsync, rename, fsync of the folder.
+
+    Raises RunStoreError (full disk, no permission); then the old file, if there was one, is untouched and no temporary stays.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError as second:
+            raise disk_error(error, path, "write") from second
+        raise disk_error(error, path, "write") from error

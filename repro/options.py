@@ -1,0 +1,92 @@
+"""The flags that many verbs share, declared once, and the decorator that adds them to a command.
+
+``@flags(Common, Plan)`` on a command function replaces its parameters ``common: Common`` and ``plan: Plan`` by one option for
+each field of those dataclasses; the function gets the filled records. The dataclasses hold nothing but their options.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+__all__ = ["Common", "PlanFlags", "flags"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_OUTPUT = "Output"
+_PLAN = "The drain plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The five flags of every verb."""
+
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this directory (or file) instead of ./runs/…")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output, all text on standard error.")] = (
+        False
+    )
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything that is drawn at random.", min=0)] = None
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds that the whole verb may take.", min=0.1)] = None
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; consent to what would be asked.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFlags:
+    """The drain plan: a file, and a flag for each field. None: not given, so the plan's own value or default holds."""
+
+    plan: Annotated[Path | None, typer.Option("--plan", help="A plan file (JSON or TOML); flags override its fields.")] = None
+    requests: Annotated[int | None, typer.Option("--requests", help="Requests in the wave.")] = None
+    min_live: Annotated[int | None, typer.Option("--min-live", help="Drain down to this many live requests.")] = None
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Prompt tokens, N or LOW:HIGH.")] = None
+    output: Annotated[str | None, typer.Option("--output", help="Output tokens, N or LOW:HIGH.")] = None
+    mtp: Annotated[int | None, typer.Option("--mtp", help="Speculative tokens per step (MTP depth); 0 is plain decode.")] = None
+    acceptance: Annotated[float | None, typer.Option("--acceptance", help="Chance that a speculative token is accepted.")] = None
+    max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", help="As in vllm serve.")] = None
+    capture_sizes: Annotated[
+        str | None, typer.Option("--capture-sizes", help="Captured CUDA graph sizes in tokens, comma separated.")
+    ] = None
+    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="As in vllm serve.")] = None
+    compress: Annotated[int | None, typer.Option("--compress", help="Compress ratio of the indexer (4 for C4).")] = None
+    dp: Annotated[int | None, typer.Option("--dp", help="Data-parallel size: ranks are padded to the largest.")] = None
+    layers: Annotated[int | None, typer.Option("--layers", help="Indexer layers per step.")] = None
+    steps: Annotated[int | None, typer.Option("--steps", help="Decode steps at most.")] = None
+
+
+def flags(*records: type) -> Callable[[_Command], _Command]:
+    """Replace each parameter annotated with one of ``records`` by that record's options."""
+
+    def decorate(command: _Command) -> _Command:
+        hints = get_type_hints(command, include_extras=True)
+        own: list[inspect.Parameter] = []
+        grouped: dict[str, type] = {}
+        for name, parameter in inspect.signature(command).parameters.items():
+            if hints[name] in records:
+                grouped[name] = hints[name]
+            else:
+                own.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+        for record in grouped.values():
+            record_hints = get_type_hints(record, include_extras=True)
+            own += [
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=record_hints[field.name]
+                )
+                for field in fields(record)
+            ]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> Any:
+            for name, record in grouped.items():
+                values[name] = record(**{field.name: values.pop(field.name) for field in fields(record)})
+            return command(**values)
+
+        wrapper.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
