@@ -151,7 +151,7 @@ def arch_limits(sm: int) -> ArchLimits:
 
 
 def device_for_sm(sm: int) -> DeviceDescription:
-    """The GPU that stands for an architecture where none is at hand, e.g. RTX PRO 6000 Blackwell for 120. KernelNotFoundError if none."""
+    """The GPU that stands for an architecture where none is at hand, e.g. RTX PRO 6000 for 120. KernelNotFoundError if none."""
     for device in _DEVICES:
         if device.sm == sm:
             return device

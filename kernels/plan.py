@@ -66,8 +66,12 @@ Path = Literal["persistent", "filtered", "sampled", "decode", "refused"]
 
 
 def default_registers(sm: int) -> int:
-    """Registers per thread of the shipped kernel: 32 where two CTAs of 1024 threads fit an SM, else 64 (read from release cubins)."""
+    """Registers per thread of the shipped kernel, read from release cubins: 32 where two CTAs fit an SM, else 64."""
     return 32 if sm in (80, 90, 100, 103) else 64
+
+
+def _ceil_div(value: int, by: int) -> int:
+    return -(-value // by)
 
 
 def vector_width(stride: int) -> int:
@@ -78,7 +82,7 @@ def vector_width(stride: int) -> int:
 
 
 def smem_budget(rows: int, device: DeviceDescription) -> int:
-    """Shared memory per CTA that the launcher allows itself, bytes: 35968 up to 4 rows, 48 KiB up to 8, else the device's opt-in."""
+    """Shared memory per CTA that the launcher allows itself, bytes: 35968 up to 4 rows, 48 KiB up to 8, else the opt-in."""
     if rows <= 4:
         return min(device.smem_optin, SMEM_MEDIUM)
     if rows <= 8:
@@ -99,16 +103,16 @@ def resident_ctas_per_sm(device: DeviceDescription, *, dynamic_smem: int, regist
     system reserves (CUDA C++ Programming Guide; occupancy calculator).
     """
     by_threads = device.max_threads_per_sm // THREADS_PER_CTA
-    per_warp = -(-registers * 32 // 256) * 256
+    per_warp = _ceil_div(registers * 32, 256) * 256
     by_registers = device.registers_per_sm // (per_warp * (THREADS_PER_CTA // 32)) if registers > 0 else by_threads
     unit = 256 if device.sm < 80 else 128
-    per_cta = -(-(dynamic_smem + static_smem + device.reserved_smem_per_cta) // unit) * unit
+    per_cta = _ceil_div(dynamic_smem + static_smem + device.reserved_smem_per_cta, unit) * unit
     return min(by_threads, by_registers, device.smem_per_sm // per_cta)
 
 
 def padded_stride(width: int, multiple: int = 1) -> int:
     """The row stride, in floats, of logits ``width`` wide whose rows are padded to a multiple (DeepGEMM's callers: 256)."""
-    return -(-width // multiple) * multiple
+    return _ceil_div(width, multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ class LaunchPlan:
         """blockIdx.x of the leader of the group that handles ``row`` (rows go to groups in turn)."""
         return row % self.groups * self.ctas_per_group
 
-    def params(self, *, input: int, output: int, lengths: int, row_states: int) -> TopKParams:  # noqa: A002
+    def params(self, *, input: int, output: int, lengths: int, row_states: int) -> TopKParams:
         """The kernel parameters of this launch with these device addresses."""
         return TopKParams(
             input=input,
@@ -179,8 +183,8 @@ class LaunchPlan:
     def lines(self) -> list[str]:
         """What a person reads about this launch."""
         head = (
-            f"{self.rows} rows x {self.stride}, k {self.top_k}, vec {self.vec}: {self.groups} groups of {self.ctas_per_group} CTAs, "
-            f"chunk {self.chunk_size}, grid {self.grid}, {self.dynamic_smem} bytes of dynamic shared memory, "
+            f"{self.rows} rows x {self.stride}, k {self.top_k}, vec {self.vec}: {self.groups} groups of {self.ctas_per_group} CTAs"
+            f", chunk {self.chunk_size}, grid {self.grid}, {self.dynamic_smem} B dynamic shared memory, "
             f"max_seq_len {self.max_seq_len} ({'peers leave at entry' if self.peers_leave else 'peers stay'})"
         )
         if self.path != "persistent":
@@ -229,8 +233,8 @@ def plan_launch(
         return _other(rows, stride, max_seq_len, top_k, vec, budget, device, profile, "filtered")
 
     largest = max_chunk_elements(budget, vec)
-    ctas_per_group = -(-stride // largest)
-    chunk = min(-(-(-(-stride // ctas_per_group)) // vec) * vec, largest)
+    ctas_per_group = _ceil_div(stride, largest)
+    chunk = min(_ceil_div(_ceil_div(stride, ctas_per_group), vec) * vec, largest)
     dynamic_smem = max(FIXED_SMEM_LARGE + 4 * chunk, SMEM_MEDIUM)
 
     if registers is None:
@@ -269,9 +273,9 @@ def plan_launch(
         else:
             path = "refused"
             refusal = (
-                f"RuntimeError: the launch would oversubscribe (total_ctas={grid} > num_sms*occupancy={cap}) and FilteredTopK needs "
-                f"128 KiB of shared memory per block, {device.smem_optin} bytes there; under a FULL graph reported as a silent wedge "
-                "(vLLM #41834)"
+                f"RuntimeError: the launch would oversubscribe (total_ctas={grid} > num_sms*occupancy={cap}) and "
+                f"FilteredTopK needs 128 KiB of shared memory per block, {device.smem_optin} bytes there; under a FULL graph "
+                "reported as a silent wedge (vLLM #41834)"
             )
     elif grid > cap:
         notes.append(f"{grid} CTAs > {cap} that can be resident at once; harmless where peers leave at entry")
@@ -382,7 +386,7 @@ def wedge_table(
         elif not launch.peers_leave:
             why = f"max_seq_len {promised} > {RADIX_THRESHOLD}: peers stay"
         else:
-            why = f"{negative} negative length(s), groups of {launch.ctas_per_group} CTAs, peers leave at entry: the leader waits for ever"
+            why = f"{negative} negative length(s), {launch.ctas_per_group} CTAs a group, peers leave: the leader waits for ever"
         table.append(WedgeRow(live, rows, graph_rows, padding, negative, launch, launch.wedges_on_negative_length, why))
     return tuple(table)
 

@@ -23,8 +23,9 @@ class ReleaseProfile:
     ``headroom``: CTA slots are kept free when the barrier is needed (#41189). ``occupancy_of_vec4``: occupancy is asked for the
     vec-4 instantiation whatever is launched. ``oversubscribed``: what happens when one group needs more CTAs than can be resident:
     ``launch`` (it is launched and hangs), ``refuse`` (RuntimeError where FilteredTopK's 128 KiB of shared memory are not there,
-    else FilteredTopK), ``decode`` (top_k_per_row_decode instead of the error). ``sampled``: rows > 64 with long rows go to a sampled
-    kernel. ``stride_is_width``: the launcher takes logits.size(1), not stride(0). ``caller_max_seq_len``: what the caller passes:
+    else FilteredTopK), ``decode`` (top_k_per_row_decode instead of the error). ``sampled``: more than 64
+    long rows go to a sampled kernel. ``stride_is_width``: the launcher takes logits.size(1), not stride(0).
+    ``caller_max_seq_len``: what the caller passes:
     ``batch`` (the uncompressed maximum, baked as max_model_len into FULL graphs) or ``width`` (logits.shape[1], compressed).
     ``zeroed``: when the row states are zeroed before a launch. ``guarded``: the row length is bounded before use.
     ``clamped``: the producer clamps at 0. ``cooperative``: which GPUs take cooperative_topk instead, for at most so many rows.

@@ -63,7 +63,7 @@ class DrainPlan(BaseModel):
     prompt: tuple[int, int] = Field(default=(128, 1536), description="Prompt length, tokens: shortest and longest.")
     output: tuple[int, int] = Field(
         default=(8, 64),
-        description="Output length of the requests that leave, tokens: shortest and longest. The last min_live requests outlast the plan.",
+        description="Output length of the requests that leave, tokens: shortest and longest. The last min_live outlast the plan.",
     )
     mtp: int = Field(default=1, ge=0, le=15, description="Speculative tokens per request and step; next_n is one more.")
     acceptance: float = Field(
@@ -159,7 +159,8 @@ class DrainPlan(BaseModel):
         if longest > self.max_model_len:
             raise ValueError(
                 f"max_model_len {self.max_model_len} < {longest}: prompt up to {self.prompt[1]}, output up to "
-                f"{max(self.output[1], self.survivor_output)} (the last {self.min_live} outlast {self.steps} steps) and {self.next_n} query tokens"
+                f"{max(self.output[1], self.survivor_output)} (the last {self.min_live} outlast {self.steps} steps) and "
+                f"{self.next_n} query tokens"
             )
         most = self.steps * min(self.requests, self.max_num_seqs) * self.next_n
         if most > MAX_TOTAL_ROWS:
@@ -211,8 +212,8 @@ class DrainPlan(BaseModel):
         """The first lines of a run: what will be done."""
         sizes = ", ".join(map(str, self.graph_sizes)) or "none (eager)"
         return [
-            f"drain: {self.requests} requests to {self.min_live} live, prompts {self.prompt[0]} to {self.prompt[1]} tokens, MTP {self.mtp} "
-            f"(next_n {self.next_n}), acceptance {self.acceptance:g}, at most {self.steps} steps, seed {self.seed}",
+            f"drain: {self.requests} requests to {self.min_live} live, prompts {self.prompt[0]} to {self.prompt[1]} tokens, "
+            f"MTP {self.mtp} (next_n {self.next_n}), acceptance {self.acceptance:g}, at most {self.steps} steps, seed {self.seed}",
             f"max_model_len {self.max_model_len}, compress {self.compress}: rows of {self.width} candidates, k {self.top_k}; "
             f"FULL decode graphs of {sizes} rows" + (f"; dp {self.dp}" if self.dp > 1 else ""),
         ]
@@ -279,7 +280,8 @@ class DecodeStep:
     ``live_requests`` requests of ``next_n`` query tokens are ``rows`` rows, padded to ``graph_rows`` (equal where the step runs
     eagerly: ``eager``). Per request slot, padding last: ``query_start_loc`` (slots + 1), ``seq_lens`` (context length with this
     step's tokens, 0 for padding), ``decode_lens``. Per row: ``expanded`` context lengths in tokens after the producer and
-    ``lengths`` in compressed entries (int32). ``finished``: ids that left since the step before. ``danger``: some length is negative.
+    ``lengths`` in compressed entries (int32). ``finished``: ids that left since the step before. ``danger``: some
+    length is negative. ``requests``: ids in the batch. ``total_live``: over all ranks.
     """
 
     index: int
@@ -346,7 +348,7 @@ class _Live:
         return self.request.prompt + self.generated - 1 + next_n
 
     def advance(self, mtp: int, acceptance: float) -> None:
-        """One sampled token and the drafts up to the first one rejected. Always ``mtp`` draws, so that a step costs the same state."""
+        """One sampled token and the drafts up to the first one rejected. Always ``mtp`` draws."""
         draws = [self.rng.random() < acceptance for _ in range(mtp)]
         self.generated += 1 + (draws.index(False) if False in draws else mtp)
 
