@@ -1,1 +1,1 @@
-
+"""SASS: decoded machine code, and engines that give it meaning."""
