@@ -188,7 +188,7 @@ class RunStore:
         *,
         collector: str = "",
     ) -> EvidenceEntry:
-        """Enter a complete artefact into the index: hashed, numbered (E1, E2 …), index rewritten. It must lie in the evidence folder."""
+        """Enter a complete artefact of the evidence folder into the index: hashed, numbered (E1, E2 …), index rewritten."""
         resolved = path.resolve()
         if not resolved.is_relative_to(self.evidence_folder.resolve()) or path.is_symlink():
             raise RunStoreError("an artefact lies outside the evidence folder", path=str(path))

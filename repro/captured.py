@@ -1,0 +1,51 @@
+"""From what several collectors saw to one device state: the richest view, with the memory words and the gaps of all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..forensics.device_state import DeviceState, GridState, Unread
+from .ground import CaptureOutcome
+
+__all__ = ["all_unread", "merge_states", "richness"]
+
+
+def _grid_richness(grid: GridState) -> int:
+    lanes = sum(lane.registers is not None for cta in grid.ctas or () for warp in cta.warps for lane in warp.lanes)
+    return (
+        8 * (grid.ctas is not None) + 4 * (lanes > 0) + 2 * (grid.code is not None or bool(grid.sass)) + (grid.params is not None)
+    )
+
+
+def richness(state: DeviceState) -> tuple[int, int]:
+    """How much a state can tell: by its best grid (resident CTAs, registers, code, parameters), then by the number of grids."""
+    return max((_grid_richness(grid) for grid in state.grids), default=0), len(state.grids)
+
+
+def merge_states(captures: Sequence[CaptureOutcome]) -> DeviceState | None:
+    """The richest state (the first of equals: collectors come in the order of disturbance, so it is the earliest look), with every
+    other view's memory words and unread items added. None if no collector saw the device.
+    """
+    states = [capture.state for capture in captures if capture.state is not None]
+    if not states:
+        return None
+    best = max(states, key=richness)
+    memory: dict[int, int] = {}
+    devices = dict(best.devices)
+    unread = list(best.unread)
+    for state in states:
+        if state is not best:
+            memory.update(state.memory)
+            devices = {**state.devices, **devices}
+            unread += [item for item in state.unread if item not in unread]
+    memory.update(best.memory)
+    return dataclasses.replace(best, memory=memory, devices=devices, unread=tuple(unread))
+
+
+def all_unread(captures: Sequence[CaptureOutcome]) -> tuple[Unread, ...]:
+    """What the collectors could not read, each item once, in their order."""
+    found: list[Unread] = []
+    for capture in captures:
+        found += [item for item in capture.unread if item not in found]
+    return tuple(found)

@@ -1,0 +1,106 @@
+"""The verbs ``list`` and ``show``: the scenarios, and where each can run on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..scenarios.registry import Scenario, all_scenarios, scenario
+from .console import Screen, wrap
+
+if TYPE_CHECKING:
+    from .options import Common
+
+__all__ = ["LIST_SCHEMA", "SHOW_SCHEMA", "list_document", "list_lines", "run_list", "run_show", "show_lines"]
+
+LIST_SCHEMA = "dsv4-repro/list/1"
+SHOW_SCHEMA = "dsv4-repro/show/1"
+
+
+def _entry(item: Scenario, here: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "title": item.title,
+        "class": item.class_,
+        "cause": item.cause,
+        "signature": item.signature,
+        "upstream": list(item.upstream),
+        "here": {ground: here[ground] for ground in item.grounds},
+    }
+
+
+def list_document(scenarios: Sequence[Scenario], here: Mapping[str, str]) -> dict[str, Any]:
+    """The document of ``list --json``. ``here``: ground -> "yes" or why not."""
+    return {"schema": LIST_SCHEMA, "outcome": "clean", "scenarios": [_entry(item, here) for item in scenarios]}
+
+
+def list_lines(scenarios: Sequence[Scenario], here: Mapping[str, str]) -> list[str]:
+    """One paragraph a scenario."""
+    lines: list[str] = []
+    for item in scenarios:
+        lines += wrap(f"{item.name:<16}{item.title}", indent=" " * 16)
+        grounds = "; ".join(f"{ground}: {here[ground]}" for ground in item.grounds)
+        lines += wrap(f"{'':16}{item.class_}/{item.cause or '-'} · here: {grounds}", indent=" " * 16)
+    return lines
+
+
+def show_lines(item: Scenario, here: Mapping[str, str]) -> list[str]:
+    """All about one scenario."""
+    lines = [item.title, ""]
+    lines += [f"class {item.class_}, cause {item.cause or '-'}, signature {item.signature or '-'}"]
+    lines += [f"upstream: {', '.join(item.upstream) or '-'}", ""]
+    for number, paragraph in enumerate(item.story, 1):
+        lines += wrap(f"{number}. {paragraph}", indent="   ")
+    lines.append("")
+    for fix in item.fixes:
+        lines += wrap(f"fix ({fix.layer}): {fix.text}. {fix.upstream}. Here: {' '.join(fix.flags)}", indent="  ")
+    for note in item.notes:
+        lines += wrap(note)
+    lines.append("")
+    for ground, expected in item.grounds.items():
+        lines += wrap(f"--on {ground}: {expected} (here: {here[ground]})", indent="  ")
+    if item.example:
+        lines += ["", f"Try: {item.example}"]
+    return lines
+
+
+def _here() -> dict[str, str]:
+    from .grounds import grounds_here
+    from .machine import probe_machine
+
+    return grounds_here(probe_machine(version=lambda _argv: None))
+
+
+def run_list(common: Common) -> int:
+    """The verb ``list``: 0."""
+    screen = Screen(as_json=common.as_json)
+    here, scenarios = _here(), all_scenarios()
+    screen.say(*list_lines(scenarios, here))
+    screen.document(list_document(scenarios, here))
+    return 0
+
+
+def run_show(name: str, common: Common) -> int:
+    """The verb ``show NAME``: 0; UsageError for an unknown name."""
+    screen = Screen(as_json=common.as_json)
+    item, here = scenario(name), _here()
+    screen.say(*show_lines(item, here))
+    facts = {("class" if key == "class_" else key): value for key, value in asdict(item).items()}
+    document: dict[str, Any] = {"schema": SHOW_SCHEMA, "outcome": "clean", "scenario": facts, "here": here}
+    if name == "drain":
+        from ..scenarios.drain import schema
+
+        document["plan_schema"] = schema()
+        if not common.as_json:
+            screen.say("", *_plan_lines(document["plan_schema"]))
+    screen.document(document)
+    return 0
+
+
+def _plan_lines(schema: Mapping[str, Any]) -> list[str]:
+    lines = ["The plan's fields (a flag each, or --plan FILE):"]
+    for field, facts in schema["properties"].items():
+        if field != "schema":
+            lines += wrap(f"  {field:<15}{facts.get('default')!s:<12} {facts.get('description', '')}", indent=" " * 29)
+    return lines

@@ -1,0 +1,400 @@
+"""The run loop above any ground: steps, and on a hang capture, diagnosis, the unwedge experiment, a dump; then the outcome.
+
+Order on the first hang of a run, least disturbing first: capture without a dump; diagnose; write a large count into the stuck
+counter and see whether the kernel retires (``unwedge``); only then the dump, because it ends the GPU context. When the experiment
+released the kernel, the step is replayed for the dump: it hangs again, and that it does is part of the evidence. Later trials that
+hang at the same step are released and counted; one that hangs elsewhere is captured in full too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..clock import SYSTEM, Clock, Deadline
+from ..errors import ReproError, RunStoreError
+from ..forensics.device_state import DeviceState
+from ..forensics.records import Diagnosis, Evidence, Outcome
+from ..kernels.abi import RELEASE_COUNT
+from ..scenarios.drain import DecodeStep
+from .bounds import bounds_of
+from .captured import all_unread, merge_states
+from .ground import CaptureOutcome, CloseOutcome, Ground, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
+from .run_records import TrialCounts
+from .runstore import RunStore
+from .verdicts import clean_diagnosis, completed, failed_diagnosis, unfinished_diagnosis, unreadable_hang, window_of
+
+__all__ = ["Diagnose", "RunResult", "RunSettings", "Watcher", "run_workload"]
+
+#: Different hangs of one run that are captured in full; further ones are counted.
+_FULL_CAPTURES = 3
+
+
+class Diagnose(Protocol):
+    """``forensics.diagnose.diagnose_state`` with the step's facts bound: from a device state to a diagnosis."""
+
+    def __call__(
+        self, state: DeviceState, *, step: DecodeStep, evidence: Sequence[Evidence], unwedge: UnwedgeOutcome | None
+    ) -> Diagnosis: ...
+
+
+class Watcher(Protocol):
+    """Who watches: told what is going on, never asked."""
+
+    def step(self, trial: int, step: DecodeStep) -> None: ...
+
+    def waiting(self, what: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """``window``: indices of the steps that can wedge an unfixed build; ``why_no_window``: why there is none, where that is known.
+
+    ``dump_ends_context``: a dump costs the ground its context (a GPU), so it comes last. ``timeout_s``: of the whole run.
+    """
+
+    trials: int = 1
+    allow_dump: bool = True
+    unwedge: bool = True
+    timeout_s: float | None = None
+    window: frozenset[int] = frozenset()
+    why_no_window: str = ""
+    dump_ends_context: bool = True
+
+
+@dataclass(slots=True)
+class RunResult:
+    """How the run ended. ``diagnosis`` is that of the first hang, else of the first other failure, else of the clean run."""
+
+    outcome: Outcome
+    diagnosis: Diagnosis
+    counts: TrialCounts
+    ready: Ready | None = None
+    unwedge: UnwedgeOutcome | None = None
+    closed: CloseOutcome | None = None
+    evidence: tuple[Evidence, ...] = ()
+    hang_to_verdict_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Tally:
+    hang: int = 0
+    clean: int = 0
+    no_window: int = 0
+    other: int = 0
+    unfinished: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run in progress."""
+
+    request: GroundRequest
+    make: Callable[[], Ground]
+    store: RunStore
+    settings: RunSettings
+    diagnose: Diagnose
+    clock: Clock
+    watch: Watcher
+    tally: _Tally = field(default_factory=_Tally)
+    ground: Ground | None = None
+    result_hang: Diagnosis | None = None
+    result_other: Diagnosis | None = None
+    result_clean: Diagnosis | None = None
+    ready: Ready | None = None
+    unwedge: UnwedgeOutcome | None = None
+    closed: CloseOutcome | None = None
+    hang_to_verdict_s: float | None = None
+    captured_steps: set[int] = field(default_factory=set)
+    release_address: int | None = None
+
+    # -- the ground's life ---------------------------------------------------------------------------------------------------------
+
+    def open(self) -> Ground:
+        if self.ground is None:
+            ground = self.make()
+            self.watch.waiting(f"setting up the {ground.name} ground")
+            self.store.emit("open", ground=ground.name)
+            self.ground = ground  # before open: a half-opened ground is closed too
+            self.ready = ground.open(self.request, self.store.emit)
+            self.store.emit("ready", description=self.ready.description, environment=dict(self.ready.environment))
+        return self.ground
+
+    def close(self) -> None:
+        ground, self.ground = self.ground, None
+        if ground is not None:
+            self.watch.waiting("ending the workload")
+            self.closed = ground.close()
+            self.store.emit("close", how=self.closed.how, device_idle=self.closed.device_idle, detail=self.closed.detail)
+
+    # -- one trial -----------------------------------------------------------------------------------------------------------------
+
+    def trial(self, number: int, deadline: Deadline) -> None:
+        ground = self.open()
+        reached: DecodeStep | None = None
+        for step in self.request.steps:
+            if deadline.expired:
+                self.tally.unfinished += 1
+                self.store.emit("deadline", trial=number, step=step.index)
+                return
+            self.watch.step(number, step)
+            outcome = ground.run_step(step)
+            self._log_step(number, step, outcome)
+            if outcome.state == "hung":
+                self._hung(ground, step, outcome)
+                return
+            if outcome.state != "done":
+                self._failed(ground, step, outcome, reached=reached is not None or step.index in self.settings.window)
+                return
+            if step.index in self.settings.window and reached is None:
+                reached = step
+        if reached is None:
+            self.tally.no_window += 1
+        else:
+            self.tally.clean += 1
+        if self.result_clean is None:
+            self.result_clean = clean_diagnosis(
+                ground.name,
+                reached=reached is not None,
+                window=reached,
+                steps=len(self.request.steps),
+                why_not=self.settings.why_no_window,
+            )
+
+    def _log_step(self, trial: int, step: DecodeStep, outcome: StepOutcome) -> None:
+        self.store.emit(
+            "hung" if outcome.state == "hung" else "step",
+            trial=trial,
+            step=step.index,
+            live=step.live_requests,
+            rows=step.rows,
+            graph_rows=step.graph_rows,
+            state=outcome.state,
+            ms=round(outcome.milliseconds, 3),
+            layer=outcome.layer,
+            reasons=list(outcome.reasons),
+            detail=dict(outcome.detail),
+        )
+
+    def _failed(self, ground: Ground, step: DecodeStep, outcome: StepOutcome, *, reached: bool) -> None:
+        self.tally.other += 1
+        if self.result_other is None:
+            self.result_other = failed_diagnosis(ground.name, outcome, step, reached=reached)
+        if outcome.state != "wrong":
+            self.close()  # the process or the context is gone; the next trial gets a new one
+
+    # -- a hang --------------------------------------------------------------------------------------------------------------------
+
+    def _hung(self, ground: Ground, step: DecodeStep, outcome: StepOutcome) -> None:
+        self.tally.hang += 1
+        if step.index in self.captured_steps or len(self.captured_steps) >= _FULL_CAPTURES:
+            self._release(ground)
+            return
+        first = not self.captured_steps
+        self.captured_steps.add(step.index)
+        started = self.clock.monotonic()
+        dump_now = self.settings.allow_dump and (not self.settings.dump_ends_context or not self.settings.unwedge)
+        captures = self._capture(ground, f"hang-{len(self.captured_steps)}", allow_dump=dump_now)
+        diagnosis = self._judge(ground, step, outcome, captures, None)
+        address = _stuck_counter(diagnosis)
+        if first:
+            self.hang_to_verdict_s = self.clock.monotonic() - started
+            self.release_address = address
+        self.store.emit("verdict", **{"class": diagnosis.verdict.class_, "cause": diagnosis.verdict.cause, "step": step.index})
+        context_lost = dump_now and self.settings.dump_ends_context
+        experiment = None
+        if self.settings.unwedge and not context_lost:
+            experiment = self._experiment(ground, address)
+            captures, context_lost = self._dump_after(ground, step, experiment, captures)
+            diagnosis = self._judge(ground, step, outcome, captures, experiment)
+        if self.result_hang is None:
+            self.result_hang, self.unwedge = diagnosis, experiment
+        if context_lost or experiment is None or not experiment.retired:
+            self.close()
+
+    def _capture(self, ground: Ground, folder: str, *, allow_dump: bool) -> list[CaptureOutcome]:
+        self.watch.waiting("capturing: row states, host stacks, the debugger" + (", a core dump" if allow_dump else ""))
+        captures = list(ground.capture(self.store.evidence_subfolder(folder), self.store.emit, allow_dump=allow_dump))
+        for capture in captures:
+            for artefact in capture.artefacts:
+                self.store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
+            self.store.emit(
+                "capture",
+                collector=capture.collector,
+                disturbance=capture.disturbance,
+                seconds=round(capture.seconds, 4),
+                saw_device=capture.state is not None,
+                facts=dict(capture.facts),
+                unread=[{"what": item.what, "why": item.why, "remedy": item.remedy} for item in capture.unread],
+            )
+        return captures
+
+    def _judge(
+        self,
+        ground: Ground,
+        step: DecodeStep,
+        outcome: StepOutcome,
+        captures: Sequence[CaptureOutcome],
+        experiment: UnwedgeOutcome | None,
+    ) -> Diagnosis:
+        self.watch.waiting("reading the waiting instruction out of what was captured")
+        state = merge_states(captures)
+        unread = all_unread(captures)
+        if state is None:
+            diagnosis = unreadable_hang(ground.name, outcome, step, unread)
+        else:
+            diagnosis = self.diagnose(state, step=step, evidence=self.evidence(), unwedge=experiment)
+        return completed(diagnosis, window=window_of(step, reached=True), unread=unread)
+
+    def _experiment(self, ground: Ground, address: int | None) -> UnwedgeOutcome:
+        if address is None:
+            experiment = UnwedgeOutcome(attempted=False, retired=False, why_not="the stuck counter's address is not known")
+        else:
+            self.watch.waiting(f"writing {RELEASE_COUNT:#x} into the counter at {address:#x}")
+            experiment = ground.unwedge(address, RELEASE_COUNT)
+        self.store.emit(
+            "unwedge",
+            attempted=experiment.attempted,
+            retired=experiment.retired,
+            ms=experiment.milliseconds,
+            address=f"{address:#x}" if address is not None else None,
+            why_not=experiment.why_not,
+            detail=dict(experiment.detail),
+        )
+        return experiment
+
+    def _dump_after(
+        self, ground: Ground, step: DecodeStep, experiment: UnwedgeOutcome, captures: list[CaptureOutcome]
+    ) -> tuple[list[CaptureOutcome], bool]:
+        """The dump that had to wait for the experiment; (all captures, whether the context is lost)."""
+        if not (self.settings.allow_dump and self.settings.dump_ends_context):
+            return captures, False
+        if experiment.retired:
+            again = ground.run_step(step)
+            self._log_step(0, step, again)
+            if again.state != "hung":
+                self.store.emit("capture", collector="core dump", seconds=0.0, why_not=f"the replayed step is {again.state}")
+                return captures, again.state in {"fault", "died"}
+        more = self._capture(ground, f"hang-{len(self.captured_steps)}-again", allow_dump=True)
+        return [*captures, *more], True
+
+    def _release(self, ground: Ground) -> None:
+        """A hang like one that was captured: release it and go on, or end the workload."""
+        if self.settings.unwedge and self.release_address is not None:
+            experiment = self._experiment(ground, self.release_address)
+            if experiment.retired:
+                return
+        self.close()
+
+    # -- the end -------------------------------------------------------------------------------------------------------------------
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        return tuple(
+            Evidence(id=entry.id, kind=entry.kind, path=entry.path, sha256=entry.sha256, origin=entry.origin, when=entry.when)
+            for entry in self.store.evidence
+        )
+
+    def result(self, why_unfinished: str = "") -> RunResult:
+        tally = self.tally
+        windows = tally.hang + tally.clean
+        counts = TrialCounts(
+            asked=self.settings.trials,
+            hang=tally.hang,
+            clean=tally.clean,
+            no_window=tally.no_window,
+            other=tally.other,
+            unfinished=tally.unfinished,
+            bounds=bounds_of(tally.hang, windows) if self.settings.trials > 1 else (),
+        )
+        name = self.request_ground()
+        diagnosis = self.result_hang or self.result_other or (None if tally.unfinished else self.result_clean)
+        if diagnosis is None:
+            diagnosis = unfinished_diagnosis(name, why_unfinished or "the run's own deadline came before an answer: --timeout")
+        extra: dict[str, Any] = {"trials": counts.model_dump(mode="json")}
+        if self.unwedge is not None:
+            extra["unwedge"] = _unwedge_document(self.unwedge)
+        if self.hang_to_verdict_s is not None:
+            extra["timing"] = {"hang_to_verdict_s": round(self.hang_to_verdict_s, 4)}
+        evidence = self.evidence()
+        extra["evidence"] = [item.model_dump(mode="json") for item in evidence] if evidence else diagnosis.document()["evidence"]
+        return RunResult(
+            outcome=diagnosis.outcome,
+            diagnosis=completed(diagnosis, **extra),
+            counts=counts,
+            ready=self.ready,
+            unwedge=self.unwedge,
+            closed=self.closed,
+            evidence=evidence,
+            hang_to_verdict_s=self.hang_to_verdict_s,
+        )
+
+    def request_ground(self) -> Any:
+        return self.request.options.get("ground", "gpu")
+
+
+def _unwedge_document(outcome: UnwedgeOutcome) -> dict[str, Any]:
+    return {
+        "attempted": outcome.attempted,
+        "retired": outcome.retired,
+        "milliseconds": outcome.milliseconds,
+        "address": f"{outcome.address:#x}" if outcome.address is not None else None,
+        "value": outcome.value,
+        "why_not": outcome.why_not,
+        "detail": dict(outcome.detail),
+    }
+
+
+def _stuck_counter(diagnosis: Diagnosis) -> int | None:
+    """The address of the counter that the first waiting CTA polls, if it is a counter a write can release."""
+    for wait in diagnosis.waits:
+        if wait.address is not None and wait.state_field in (None, "arrival_counter"):
+            try:
+                return int(wait.address, 16)
+            except ValueError:
+                continue
+    return None
+
+
+def run_workload(
+    request: GroundRequest,
+    make: Callable[[], Ground],
+    store: RunStore,
+    settings: RunSettings,
+    *,
+    diagnose: Diagnose,
+    watch: Watcher,
+    clock: Clock = SYSTEM,
+) -> RunResult:
+    """Run the trials of one workload; ``request.options["ground"]`` names the ground for a run that never opened one.
+
+    Errors of the ground (no device, a refusal) pass through after the workload is closed. Ctrl-C too: what was seen is on disk.
+    """
+    run = _Run(request=request, make=make, store=store, settings=settings, diagnose=diagnose, clock=clock, watch=watch)
+    deadline = Deadline(settings.timeout_s if settings.timeout_s is not None else float("inf"), clock)
+    store.emit("start", trials=settings.trials, window=sorted(settings.window))
+    try:
+        for number in range(1, settings.trials + 1):
+            if deadline.expired:
+                run.tally.unfinished += settings.trials - number + 1
+                break
+            run.trial(number, deadline)
+    except BaseException as error:
+        _close_after(run, error)
+        raise
+    run.close()
+    result = run.result()
+    store.emit("end", outcome=result.outcome)
+    return result
+
+
+def _close_after(run: _Run, error: BaseException) -> None:
+    """Close the ground while an error is on its way; a second failure is noted, the first one stays the answer."""
+    try:
+        run.close()
+    except ReproError as second:
+        error.add_note(f"closing the workload failed too: {second}")
+    try:
+        run.store.emit("end", error=type(error).__name__, message=str(error)[:2000])
+    except RunStoreError as second:
+        error.add_note(str(second))
