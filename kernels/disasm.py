@@ -14,7 +14,6 @@ import re
 import resource
 import selectors
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from typing import Any
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import CubinError, DeadlineError, ToolMissingError
 from .cache import Cache, content_key
+from .elf import function_symbols, read_elf
 from .image import sha256_hex
 from .sasstext import INSTRUCTION_BYTES, Disassembly, Listing, SassLine, parse_json, parse_listing, split_operands
 
@@ -159,51 +159,22 @@ def _run(tool: Path, arguments: Sequence[str], what: str, deadline_s: float, clo
 # ---------------------------------------------------------------------------------------------------------------------------------
 # The symbol indices that -fun wants
 
-_EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
-_SHDR = struct.Struct("<IIQQQQIIQQ")
-_SYM = struct.Struct("<IBBHQQ")
-_SHT_SYMTAB = 2
-_STT_FUNC = 2
-MAX_SYMBOLS = 1 << 20
 
-
-def text_symbols(cubin: bytes) -> dict[str, tuple[int, dict[str, int]]]:
+def text_symbols(cubin: bytes, path: str = "cubin") -> dict[str, tuple[int, dict[str, int]]]:
     """Functions of a cubin: mangled name to (symbol index, {function in the same section: byte offset from this one}).
 
-    Raises CubinError with the place for anything that is not a little-endian ELF64 with a readable symbol table.
+    A name that several sections have (a local subroutine) stands for the first. Raises CubinError with the place.
     """
-    place = "ELF header"
-    try:
-        ident, _, _, _, _, _, shoff, _, _, _, _, shentsize, shnum, _ = _EHDR.unpack_from(cubin, 0)
-        if ident[:6] != b"\x7fELF\x02\x01" or shentsize != _SHDR.size:
-            raise CubinError("not a little-endian ELF64 file", path="cubin", place=place)
-        place = "section table"
-        headers = [_SHDR.unpack_from(cubin, shoff + index * _SHDR.size) for index in range(shnum)]
-        functions: list[tuple[str, int, int, int]] = []
-        for _, kind, _, _, offset, size, link, _, _, entsize in headers:
-            if kind != _SHT_SYMTAB:
-                continue
-            place = ".symtab"
-            if entsize != _SYM.size or size // _SYM.size > MAX_SYMBOLS or offset + size > len(cubin) or link >= shnum:
-                raise CubinError("symbol table with impossible sizes", path="cubin", place=place)
-            base, limit = headers[link][4], headers[link][4] + headers[link][5]
-            for index, (name, info, _, section, value, _) in enumerate(
-                _SYM.iter_unpack(cubin[offset : offset + size - size % _SYM.size])
-            ):
-                if info & 15 == _STT_FUNC:
-                    end = cubin.find(b"\0", base + name, min(limit, len(cubin)))
-                    if end < 0:
-                        raise CubinError(f"symbol {index} has no name", path="cubin", place=place)
-                    functions.append((cubin[base + name : end].decode("utf-8", "replace"), index, section, value))
-    except struct.error:
-        raise CubinError("ends too early", path="cubin", place=place) from None
+    symbols = list(function_symbols(read_elf(cubin, path)))
     by_section: dict[int, dict[str, int]] = {}
-    for name, _, section, value in functions:
-        by_section.setdefault(section, {})[name] = value
-    return {
-        name: (index, {other: start - value for other, start in by_section[section].items()})
-        for name, index, section, value in functions
-    }
+    for symbol in symbols:
+        by_section.setdefault(symbol.section, {})[symbol.name] = symbol.value
+    found: dict[str, tuple[int, dict[str, int]]] = {}
+    for symbol in symbols:
+        if symbol.name not in found:
+            starts = by_section[symbol.section]
+            found[symbol.name] = (symbol.index, {name: start - symbol.value for name, start in starts.items()})
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

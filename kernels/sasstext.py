@@ -72,6 +72,11 @@ class Disassembly:
     symbols: Mapping[str, int] = field(default_factory=dict)
     producer: str = ""
 
+    @property
+    def rows(self) -> tuple[tuple[str, str, str], ...]:
+        """(opcode, operands, guard) of each instruction, the operands joined by commas."""
+        return tuple((line.opcode, ",".join(line.operands), line.predicate) for line in self.lines)
+
     def at(self, offset: int) -> SassLine | None:
         """The instruction at a byte offset; None outside the function or between instructions."""
         index, rest = divmod(offset, INSTRUCTION_BYTES)
