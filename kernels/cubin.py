@@ -253,7 +253,7 @@ def find_topk_functions(cubin: CubinInfo) -> list[tuple[CubinFunction, int, int]
 def kernel_images(data: bytes, origin: str, *, path: str = "cubin", label: str = "") -> tuple[KernelImage, ...]:
     """A KernelImage for every persistent top-k in a cubin; empty if there is none.
 
-    CubinError if one of them does not say where its parameters lie, how many registers it takes or how many threads it was built for.
+    CubinError if one of them does not say where its parameters lie, its registers or its launch bounds.
     """
     info = read_cubin(data, path)
     images: list[KernelImage] = []
