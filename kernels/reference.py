@@ -118,7 +118,7 @@ def _misplaced(
     k: int,
 ) -> NDArray[np.int64]:
     """How many distinct valid indices a row has whose values are not in the multiset of its k largest."""
-    rows, width = logits.shape
+    width = logits.shape[1]
     keys = value_keys(logits)
     keys[np.arange(width)[None, :] >= bounded[:, None]] = 0
     best = np.partition(keys, width - k, axis=1)[:, width - k :]
@@ -126,11 +126,9 @@ def _misplaced(
     valid = (ordered >= 0) & ~repeated
     taken = np.where(valid, np.take_along_axis(keys, np.clip(ordered, 0, width - 1), axis=1), 0)
     # Below the edge nothing belongs; above it everything does and an index comes once; at the edge only as many as are wanted.
-    below = (valid & (taken < edge[:, None])).sum(axis=1)
-    at_edge = (valid & (taken == edge[:, None])).sum(axis=1)
+    below: NDArray[np.int64] = (valid & (taken < edge[:, None])).sum(axis=1)
+    at_edge: NDArray[np.int64] = (valid & (taken == edge[:, None])).sum(axis=1)
     wanted_at_edge = expected - (best > edge[:, None]).sum(axis=1)
     surplus = np.maximum(at_edge - np.maximum(wanted_at_edge, 0), 0)
-    result = below + surplus
     # A row no longer than k takes everything, whatever the values.
-    result[bounded <= k] = 0
-    return result
+    return np.where(bounded <= k, 0, below + surplus).astype(np.int64, copy=False)
