@@ -1,0 +1,218 @@
+"""Source this in cuda-gdb (``source hang.py``): prints what a barrier autopsy needs from the live process or core dump in focus.
+
+For each kernel: its blocks; for up to 16 blocks: warps, the code around the PC of thread 0 (the thread that polls), registers, uniform
+registers and predicates; the polled word, where its address can be told from the registers, and every word in ``addresses``. Output is
+cuda-gdb's own text under its prompt, so that any reader of transcripts reads it. Each command may fail without the others. Runs on
+Python 3.8 or later; changes nothing in the target.
+"""
+
+import json
+import os
+import re
+import time
+
+import gdb
+
+SETTINGS = json.loads(os.environ.get("DSV4_REPRO_GDB", "{}"))
+STARTED = getattr(gdb, "dsv4_started", time.monotonic())
+DEADLINE = STARTED + float(SETTINGS["deadline_s"]) if "deadline_s" in SETTINGS else None
+#: Parameters in constant bank 0 by architecture (read from release cubins).
+PARAM_BASES = {"sm_7": 0x160, "sm_8": 0x160, "sm_9": 0x210, "sm_10": 0x380, "sm_11": 0x380, "sm_12": 0x380}
+MOST_KERNELS = 8
+BEFORE, AFTER = 24, 24
+INSTRUCTION = re.compile(r"^(?:=>)?\s*(0x[0-9a-f]+)\s+(?:<[^>]*>)?:\s*(.*)$")
+LOAD = re.compile(
+    r"\bLDG?\.[A-Z0-9.]*STRONG[A-Z0-9.]*\s+R(\d+),\s*(?:desc\[UR\d+\])?\[R(\d+)(?:\.64)?(?:\.U32)?(?:\+UR(\d+))?(?:\+(-?0x[0-9a-f]+))?\]"
+)
+MOVE = re.compile(r"^(?:@!?U?P\d+\s+)?(?:MOV|IMAD\.MOV(?:\.U32)?|IMAD\.U32)\s+R(\d+),\s*(?:RZ,\s*RZ,\s*)?(U?R(?:\d+|Z))\b")
+
+
+class OutOfTime(Exception):
+    """The deadline is over; what was printed stays."""
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def stage(name):
+    gdb.dsv4_stage = name
+    say(f"dsv4-repro: stage {name} {time.monotonic() - STARTED:.3f}")
+
+
+def run(command, show=True):
+    """Run one command and print it with its output; its text, or None if it failed."""
+    if DEADLINE is not None and time.monotonic() >= DEADLINE:
+        raise OutOfTime(command)
+    try:
+        text = gdb.execute(command, to_string=True)
+    except gdb.error as error:
+        say(f"(cuda-gdb) {command}\ndsv4-repro: failed: {error}")
+        return None
+    if show:
+        say(f"(cuda-gdb) {command}\n{text.rstrip()}")
+    return text
+
+
+def kernels():
+    """Kernel numbers that cuda-gdb lists."""
+    text = run("info cuda kernels") or ""
+    found = [int(match.group(1)) for match in re.finditer(r"^\*?\s*(\d+)\s+\S+\s+\d+\s+\d+\s+\w+", text, re.M)]
+    if not found:
+        say("dsv4-repro: no kernels")
+    return found
+
+
+def blocks(kernel):
+    """Resident blocks of a kernel, as cuda-gdb lists them."""
+    text = run(f"info cuda blocks kernel {kernel}") or run("info cuda blocks") or ""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"^\*?\s*\((\d+),(\d+),(\d+)\)", line)
+        if match:
+            found.append(tuple(int(part) for part in match.groups()))
+    return found
+
+
+def register(name):
+    """A register of the thread in focus, None if it cannot be read."""
+    if name in ("RZ", "URZ"):
+        return 0
+    try:
+        return int(gdb.parse_and_eval(f"${name}")) & 0xFFFFFFFF
+    except (gdb.error, ValueError):
+        return None
+
+
+def polled_address(code):
+    """The address of the polled word: a strong load's base register pair, followed back through plain moves in the window.
+
+    Returns (address, how) or (None, why). Only moves are followed; anything else that writes the base makes the answer "not known".
+    """
+    lines = []
+    for line in code.splitlines():
+        match = INSTRUCTION.match(line)
+        if match:
+            lines.append((int(match.group(1), 16), match.group(2)))
+    loads = [(at, text, LOAD.search(text)) for at, text in lines if LOAD.search(text)]
+    if not loads:
+        return None, "no strong load in the window"
+    try:
+        pc = int(gdb.parse_and_eval("$pc"))
+    except (gdb.error, ValueError):
+        pc = loads[-1][0]
+    at, _text, match = min(loads, key=lambda load: abs(load[0] - pc))
+    target, base = int(match.group(1)), int(match.group(2))
+    offset = int(match.group(4) or "0", 16)
+    words = []
+    for wanted in (base, base + 1):
+        source = f"R{wanted}"
+        for where, text in reversed(lines):
+            if where >= at:
+                continue
+            move = MOVE.match(text.strip())
+            if move and int(move.group(1)) == wanted:
+                source = move.group(2)
+                break
+            if re.match(rf"^(?:@!?U?P\d+\s+)?[A-Z0-9.]+\s+R{wanted}\b", text.strip()):
+                break
+        if source == f"R{target}":
+            return None, f"the load at {at:#x} overwrites its own base"
+        value = register(source)
+        if value is None:
+            return None, f"{source} cannot be read"
+        words.append((source, value))
+    address = (words[0][1] | words[1][1] << 32) + offset
+    if match.group(3):
+        uniform = register(f"UR{match.group(3)}"), register(f"UR{int(match.group(3)) + 1}")
+        if None in uniform:
+            return None, f"UR{match.group(3)} cannot be read"
+        address += uniform[0] | uniform[1] << 32
+    return address & (1 << 64) - 1, f"{words[1][0]}:{words[0][0]} + {offset:#x}, load at {at:#x}"
+
+
+def focus(kernel, block):
+    """Thread 0 of a block: the one that polls. False if cuda-gdb refuses."""
+    x, y, z = block
+    return run(f"cuda kernel {kernel} block ({x},{y},{z}) thread (0,0,0)") is not None
+
+
+def read_block(kernel, block, seen):
+    """Warps, code, registers and the polled word of one block."""
+    if not focus(kernel, block):
+        return
+    run("info cuda warps")
+    code = None
+    for before in (BEFORE, 4, 0):
+        code = run(f"x/{before + AFTER}i $pc-{16 * before}")
+        if code is not None:
+            break
+    run("info registers")
+    address, how = polled_address(code or "")
+    if address is None:
+        say(f"dsv4-repro: polled word not known: {how}")
+    elif address not in seen:
+        seen.add(address)
+        say(f"dsv4-repro: polled word at {address:#x} ({how})")
+        word(address)
+
+
+def word(address):
+    """One word of global memory: as an int, and as an examine line with its address."""
+    run(f"print *(@global int*){address:#x}")
+
+
+def parameters():
+    """The kernel's parameters from constant bank 0, where the architecture's base is known."""
+    base = SETTINGS.get("params_base")
+    if base is None:
+        text = run("info cuda devices", show=False) or ""
+        match = re.search(r"\b(sm_\d+)\d\b", text)
+        base = PARAM_BASES.get(match.group(1)) if match else None
+    if base is not None:
+        run(f"x/14xw $_cuda_const_bank(0,{base:#x})")
+
+
+def read_all():
+    for quiet in ("set pagination off", "set width 0", "set height 0", "set confirm off", "set cuda coalescing off"):
+        try:
+            gdb.execute(quiet, to_string=True)
+        except gdb.error as error:
+            say(f"dsv4-repro: failed: {quiet}: {error}")
+    run("info cuda devices")
+    seen = set()
+    most = int(SETTINGS.get("blocks", 16))
+    for kernel in kernels()[:MOST_KERNELS]:
+        resident = blocks(kernel)
+        if len(resident) > most:
+            say(f"dsv4-repro: {len(resident)} blocks resident, {most} of them read in full")
+        for number, block in enumerate(resident[:most]):
+            read_block(kernel, block, seen)
+            if number == 0:
+                parameters()
+    for address in SETTINGS.get("addresses", ()):
+        if int(address) not in seen:
+            say(f"dsv4-repro: word at {int(address):#x}")
+            word(int(address))
+    for address, value in SETTINGS.get("write", ()):
+        # Only on request: releases a wait by satisfying it. Results of that row are worthless.
+        run(f"set var *(@global int*){int(address):#x} = {int(value)}")
+        word(int(address))
+
+
+def main():
+    stage("reading")
+    try:
+        read_all()
+    except (OutOfTime, KeyboardInterrupt) as error:
+        say(f"dsv4-repro: out of time: {error!r}")
+    stage("detaching")
+    if SETTINGS.get("detach"):
+        try:
+            gdb.execute("detach")
+        except gdb.error as error:
+            say(f"dsv4-repro: failed: detach: {error}")
+    stage("done")
+
+
+main()
