@@ -50,7 +50,7 @@ MAX_CHILD_BYTES = 8 << 30
 @dataclass(frozen=True, slots=True)
 class FatbinEntry:
     """One entry. ``sm`` and ``suffix``: 90 and ``a`` for sm_90a. ``offset``, ``stored``: where its header and payload lie in the
-    file, bytes. ``payload_offset``: of the payload within that. ``size``: bytes when unpacked. ``container``: number of its container.
+    file, bytes. ``payload_offset``: of the payload within that. ``size``: bytes when unpacked. ``container``: its number.
     """
 
     container: int
