@@ -21,14 +21,14 @@ def _names(text: str) -> frozenset[str]:
 _LOAD_GLOBAL = _names("E 64 128 U8 S8 U16 S16 U SYS STRONG GPU CTA SM CONSTANT EF LTC128B LTC64B LTC256B WEAK EL EU LU NA")
 _MEMORY_LOCAL = _names("64 128 U8 S8 U16 S16 U LU 32")
 _ATOMIC = _names("E ADD MIN MAX AND OR XOR EXCH CAS INC DEC S32 U32 64 STRONG GPU SYS CTA SM")
-_COMPARE = _names("LT LE GT GE EQ NE U32 S32 S64 U64 AND OR XOR EX T F")
+_COMPARE = _names("LT LE GT GE EQ NE U32 S32 S64 U64 AND OR XOR EX")
 
 #: Opcode to the modifiers known on it.
 MODIFIERS: Mapping[str, frozenset[str]] = {
     # integer arithmetic
     "IADD3": frozenset({"X"}),
     "UIADD3": frozenset({"X", "64"}),
-    "IADD": frozenset({"64", "X"}),
+    "IADD": frozenset({"64"}),
     "VIADD": frozenset(),
     "UVIADD": frozenset(),
     "IMAD": _names("MOV IADD SHL U32 X WIDE HI S32"),
@@ -41,7 +41,6 @@ MODIFIERS: Mapping[str, frozenset[str]] = {
     "VIMNMX": frozenset({"U32", "S32"}),
     "UVIMNMX": frozenset({"U32", "S32"}),
     "VIADDMNMX": frozenset({"U32", "S32"}),
-    "VIMNMX3": frozenset({"U32", "S32"}),
     "POPC": frozenset(),
     "UPOPC": frozenset(),
     "FLO": frozenset({"U32", "SH"}),
@@ -57,8 +56,8 @@ MODIFIERS: Mapping[str, frozenset[str]] = {
     "USHF": _names("L R U32 S32 U64 S64 HI W"),
     "PRMT": frozenset(),
     "UPRMT": frozenset(),
-    "SEL": frozenset({"64"}),
-    "USEL": frozenset({"64"}),
+    "SEL": frozenset(),
+    "USEL": frozenset(),
     "MOV": frozenset({"64"}),
     "UMOV": frozenset({"64"}),
     "ISETP": _COMPARE,
@@ -69,30 +68,26 @@ MODIFIERS: Mapping[str, frozenset[str]] = {
     "S2R": frozenset(),
     "S2UR": frozenset(),
     "CS2R": frozenset({"32"}),
-    "LDC": _names("64 128 U8 S8 U16 S16"),
-    "LDCU": _names("64 128 U8 S8 U16 S16"),
-    "ULDC": _names("64 128 U8 S8 U16 S16"),
+    "LDC": _names("64 128"),
+    "LDCU": _names("64 128"),
+    "ULDC": _names("64 128"),
     # floating point
     "FADD": frozenset({"FTZ"}),
     "FMUL": frozenset({"FTZ"}),
-    "FFMA": frozenset({"FTZ"}),
     "FSETP": _names("LT LE GT GE EQ NE NEU LTU LEU GTU GEU EQU NUM NAN AND OR XOR FTZ"),
     "FSEL": frozenset({"FTZ"}),
     "FMNMX": frozenset({"FTZ"}),
     "HFMA2": frozenset({"MMA"}),
     "MUFU": frozenset({"RCP"}),
-    "I2F": _names("U32 S32 RP RZ RM"),
-    "I2FP": _names("F32 U32 S32 RZ RP RM"),
+    "I2F": _names("U32 S32 RP"),
+    "I2FP": _names("F32 U32 S32"),
     "F2I": _names("FTZ U32 S32 TRUNC NTZ"),
     "F2F": _names("F16 F32"),
-    "F2FP": _names("F16 F32 PACK_AB"),
-    "HADD2": frozenset({"F32"}),
     # warp
     "VOTE": frozenset({"ANY", "ALL"}),
     "VOTEU": frozenset({"ANY", "ALL"}),
     "SHFL": _names("IDX UP DOWN BFLY"),
     "REDUX": _names("SUM MIN MAX AND OR XOR U32 S32"),
-    "MATCH": frozenset({"ANY"}),
     # memory
     "LDG": _LOAD_GLOBAL,
     "LD": _LOAD_GLOBAL,
@@ -111,7 +106,6 @@ MODIFIERS: Mapping[str, frozenset[str]] = {
     "BRA": frozenset({"U", "DIV", "CONV", "INC"}),
     "BSSY": frozenset({"RECONVERGENT", "RELIABLE"}),
     "BSYNC": frozenset({"RECONVERGENT", "RELIABLE"}),
-    "BREAK": frozenset({"RECONVERGENT", "RELIABLE"}),
     "BMOV": _names("32 CLEAR"),
     "BAR": _names("SYNC DEFER_BLOCKING"),
     "WARPSYNC": frozenset({"ALL", "COLLECTIVE"}),
@@ -119,7 +113,6 @@ MODIFIERS: Mapping[str, frozenset[str]] = {
     "RET": _names("REL ABS NODEC"),
     "EXIT": frozenset(),
     "ENDCOLLECTIVE": frozenset(),
-    "BPT": frozenset({"TRAP"}),
     # no effect in an interleaving model
     "NOP": frozenset(),
     "YIELD": frozenset(),
@@ -137,7 +130,7 @@ NO_OPERATION = frozenset({"NOP", "YIELD", "NANOSLEEP", "MEMBAR", "FENCE", "ERRBA
 
 _STORES = frozenset({"ST", "STG", "STS", "STL", "RED", "REDG"})
 _NO_DESTINATION = _STORES | NO_OPERATION | frozenset(
-    {"BRA", "BSYNC", "BREAK", "BAR", "WARPSYNC", "CALL", "RET", "EXIT", "ENDCOLLECTIVE", "BPT"}
+    {"BRA", "BSYNC", "BAR", "WARPSYNC", "CALL", "RET", "EXIT", "ENDCOLLECTIVE"}
 )  # fmt: skip
 _TWO_PREDICATES = frozenset({"ISETP", "UISETP", "FSETP", "PLOP3", "UPLOP3"})
 _REGISTERS = frozenset({"reg", "ureg"})
