@@ -19,6 +19,8 @@ __all__ = ["Safe", "block", "cell", "code", "environment", "prose", "row", "visi
 #: Longer values are cut: a report is pasted into an issue (GitHub takes 65 536 characters).
 MAX_VALUE = 2000
 _LINE_START = re.compile(r"^(\s*)(#(?=#*(?:\s|$))|[+\-=](?=[\s+\-=]|$)|\d+[.)](?=\s|$))")
+#: Underscores inside a word mark nothing, and escaping them would make names hard to read in the raw text.
+_OUTER_UNDERSCORES = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _ZERO_WIDTH = "\u200b"
 
@@ -44,7 +46,8 @@ def prose(value: object) -> Safe:
         return value
     text = visible(str(value))
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*\[\]|~$]|(?<!\w)_|_(?!\w))", r"\\\1", text)  # an underscore inside a word marks nothing
+    text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
+    text = _OUTER_UNDERSCORES.sub(lambda match: match.group().replace("_", "\\_"), text)
     text = re.sub(r"@(?=\w)", "@" + _ZERO_WIDTH, text)
     text = re.sub(r"(?i)\b(https?|ftp|www)(?=(://|\.))", lambda match: match.group(1) + _ZERO_WIDTH, text)
     return Safe(_LINE_START.sub(_defuse_start, text))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:  # rich takes a twentieth of a second: only verbs that print p
 __all__ = ["Screen", "printable", "wrap"]
 
 _STYLES = {"bad": "bold red", "good": "bold green", "note": "yellow", "head": "bold", "dim": "dim", "": ""}
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def printable(text: str, *, limit: int = 4000) -> str:
@@ -31,7 +29,7 @@ def printable(text: str, *, limit: int = 4000) -> str:
     cut = text if len(text) <= limit else text[:limit] + f" … ({len(text) - limit} more characters)"
     if cut.isprintable():
         return cut
-    return "".join(ascii(char)[1:-1] if unicodedata.category(char) in _INVISIBLE else char for char in cut)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
 
 
 def wrap(text: str, *, width: int = 80, indent: str = "") -> list[str]:
@@ -84,13 +82,13 @@ class Screen:
         """Show what is going on: live on a terminal, else a plain line at most every few seconds."""
         text = printable(line, limit=400)
         if self._err.is_terminal and not self._err.is_dumb_terminal:
-            if self._status is None:
-                from rich.text import Text
+            from rich.text import Text
 
+            if self._status is None:
                 self._status = self._err.status(Text(text))
                 self._status.start()
             else:
-                self._status.update(text.replace("[", "\\["))
+                self._status.update(Text(text))
             return
         now = self._clock.monotonic()
         if self._last_progress is None or now - self._last_progress >= self._every_s:

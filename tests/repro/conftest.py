@@ -94,7 +94,9 @@ class FakeGround:
 
     def unwedge(self, address: int, value: int) -> UnwedgeOutcome:
         self._call("unwedge")
-        return UnwedgeOutcome(attempted=True, retired=self.retires, milliseconds=0.7 if self.retires else None, address=address, value=value)
+        return UnwedgeOutcome(
+            attempted=True, retired=self.retires, milliseconds=0.7 if self.retires else None, address=address, value=value
+        )
 
     def close(self) -> CloseOutcome:
         self._call("close")
@@ -112,7 +114,13 @@ def fake_diagnose(
         comparison=">=", state_field="arrival_counter", group=6, role="leader",
     )  # fmt: skip
     verdict = Verdict.model_validate(
-        {"class": "gpu-spin-barrier", "cause": "peer-left", "confidence": "high", "signature": "vllm-51593", "sentence": "peer left"}
+        {
+            "class": "gpu-spin-barrier",
+            "cause": "peer-left",
+            "confidence": "high",
+            "signature": "vllm-51593",
+            "sentence": "peer left",
+        }
     )
     return Diagnosis(outcome="hang", ground="gpu", verdict=verdict, waits=(wait,), evidence=tuple(evidence))
 

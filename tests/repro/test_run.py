@@ -32,7 +32,13 @@ def _play(fakes: Any, request: GroundRequest, store: RunStore, grounds: Any, **s
         return queue.pop(0) if queue is not None else grounds
 
     return run_workload(
-        request, make, store, RunSettings(window=window, **settings), diagnose=fakes.diagnose, watch=fakes.watched(), clock=FakeClock()
+        request,
+        make,
+        store,
+        RunSettings(window=window, **settings),
+        diagnose=fakes.diagnose,
+        watch=fakes.watched(),
+        clock=FakeClock(),
     )
 
 
@@ -98,7 +104,9 @@ def test_a_kernel_that_does_not_retire_is_dumped_as_it_stands(fakes: Any, reques
     assert not result.unwedge.retired
 
 
-def test_a_hang_nobody_could_read_is_the_weaker_class_and_says_what_is_missing(fakes: Any, request_for: Build, store: RunStore) -> None:
+def test_a_hang_nobody_could_read_is_the_weaker_class_and_says_what_is_missing(
+    fakes: Any, request_for: Build, store: RunStore
+) -> None:
     request = request_for()
     unread = (Unread("cuda-gdb", "not found", "install the CUDA toolkit"),)
     ground = fakes.ground(script={_danger(request): "hung"}, sees_device=False, unread=unread)
@@ -132,7 +140,12 @@ def test_clean_without_the_window_says_nothing(fakes: Any, request_for: Build, s
 
 @pytest.mark.parametrize(
     ("state", "class_", "ends"),
-    [("wrong", "wrong-result", False), ("died", "worker-dead", True), ("fault", "gpu-fault", True), ("refused", "launch-refused", True)],
+    [
+        ("wrong", "wrong-result", False),
+        ("died", "worker-dead", True),
+        ("fault", "gpu-fault", True),
+        ("refused", "launch-refused", True),
+    ],
 )
 def test_other_failures(fakes: Any, request_for: Build, store: RunStore, state: str, class_: str, ends: bool) -> None:
     result = _play(fakes, request_for(), store, fakes.ground(script={1: state}))
@@ -196,7 +209,13 @@ def test_the_run_deadline_leaves_trials_unfinished_and_the_answer_open(fakes: An
     ground = fakes.ground(clock=clock)
     request = request_for()
     result = run_workload(
-        request, lambda: ground, store, RunSettings(trials=5, timeout_s=2.5), diagnose=fakes.diagnose, watch=fakes.watched(), clock=clock
+        request,
+        lambda: ground,
+        store,
+        RunSettings(trials=5, timeout_s=2.5),
+        diagnose=fakes.diagnose,
+        watch=fakes.watched(),
+        clock=clock,
     )
     assert result.outcome == "inconclusive"
     assert result.counts.unfinished == 5

@@ -1,0 +1,140 @@
+"""The words of a run: its first lines, its progress, its last lines. Pure: records in, lines out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..forensics.records import Diagnosis
+from ..kernels.image import KernelImage
+from ..kernels.plan import LaunchPlan
+from ..reports.document import equation, verdict_words
+from ..scenarios.drain import DecodeStep, DrainPlan, schedule_line
+from .run import RunResult
+
+__all__ = ["expectation", "first_lines", "kernel_line", "last_lines", "progress_line", "proof_lines"]
+
+
+def kernel_line(kernel: KernelImage, guarded: bool | None) -> str:
+    """Whose code runs, for which architecture, and whether it bounds the row length."""
+    state = {True: "guarded", False: "unguarded", None: "guarded or not: not known"}[guarded]
+    label = f", {kernel.label}" if kernel.label else ""
+    return f"kernel {kernel.origin} for sm_{kernel.sm}{label}: {state}"
+
+
+def expectation(
+    steps: Sequence[DecodeStep], window: Sequence[int], *, guarded: bool | None, clamped: bool, why_no_window: str = ""
+) -> list[str]:
+    """What this run should do, said before it does it."""
+    if not window:
+        return [f"no step of this plan can wedge ({why_no_window or 'nothing is padded'}): the answer will be inconclusive"]
+    first = next(step for step in steps if step.index == min(window))
+    where = f"step {first.index}, {first.live_requests} live requests, {first.rows} rows padded to {first.graph_rows}"
+    if clamped:
+        return [
+            f"clean is expected: the producer clamps, so nothing negative reaches the kernel (--producer raw shows the hang, {where})"
+        ]
+    if guarded:
+        return [f"clean is expected: this kernel is guarded. --kernel builtin (or vllm==0.27.1) shows the hang ({where})"]
+    if guarded is None:
+        return [f"the danger window is {where}"]
+    return [f"a hang is expected at {where}"]
+
+
+def first_lines(
+    *,
+    ground: str,
+    why: str,
+    target: str,
+    kernel: KernelImage,
+    guarded: bool | None,
+    plan: DrainPlan,
+    steps: Sequence[DecodeStep],
+    window: Sequence[int],
+    launches: Mapping[int, LaunchPlan],
+    producer: str,
+    layers: int,
+    trials: int,
+    notes: Sequence[str] = (),
+    why_no_window: str = "",
+) -> list[str]:
+    """What will run where, the plan and its defaults, and what to expect."""
+    lines = [
+        f"run drain --on {ground} ({why}): {target}",
+        kernel_line(kernel, guarded),
+        *plan.lines(),
+        f"live requests by step: {schedule_line(tuple(steps))}; producer {producer}; {layers} indexer layers a step"
+        + (f"; {trials} trials" if trials > 1 else ""),
+    ]
+    if window:
+        danger = next(step for step in steps if step.index == min(window))
+        launch = launches.get(danger.graph_rows)
+        lines += [f"launch at the danger step: {line}" for line in (launch.lines()[:1] if launch else ())]
+    lines += expectation(steps, window, guarded=guarded, clamped=producer == "clamped", why_no_window=why_no_window)
+    return [*lines, *notes]
+
+
+def progress_line(trial: int, trials: int, step: DecodeStep, last: int, waiting: str = "") -> str:
+    """One line: where the run is and what it waits for."""
+    head = f"trial {trial}/{trials} · " if trials > 1 else ""
+    rows = f"{step.rows} rows" if step.rows == step.graph_rows else f"{step.rows} rows → graph {step.graph_rows}"
+    tail = f" · {waiting}" if waiting else ""
+    return f"{head}step {step.index + 1}/{last + 1} · {step.live_requests} live · {rows}{tail}"
+
+
+def proof_lines(diagnosis: Diagnosis) -> list[str]:
+    """The proof in a line or two: the first wait, and who of its group is gone."""
+    lines = []
+    for wait in diagnosis.waits[:1]:
+        where = f"block {wait.block[0]}" + (f" ({wait.role} of group {wait.group})" if wait.role and wait.group is not None else "")
+        lines.append(f"{equation(wait)}: {where}" + (f", at +{wait.pc_offset:#x}" if wait.pc_offset is not None else ""))
+        group = next((entry for entry in diagnosis.ledger if entry.group == wait.group), None)
+        if group is not None:
+            gone = [
+                f"{word} {', '.join(map(str, blocks[:8]))}"
+                for word, blocks in (("exited", group.exited), ("never started", group.never_started), ("unknown", group.unknown))
+                if blocks
+            ]
+            if gone:
+                lines.append(f"of its group: block {'; block '.join(gone)}" + (f" ({group.inferred})" if group.inferred else ""))
+    if len(diagnosis.waits) > 1:
+        lines.append(f"{len(diagnosis.waits)} waits in all")
+    return lines
+
+
+def _experiment_line(unwedge: Mapping[str, Any] | None) -> list[str]:
+    if not unwedge or not unwedge.get("attempted"):
+        return []
+    if unwedge.get("retired"):
+        took = unwedge.get("milliseconds")
+        when = f" {took:.2f} ms later" if isinstance(took, int | float) else ""
+        return [f"experiment: a large count written into the counter, and the kernel retired{when}: that counter was the cause"]
+    return ["experiment: a large count written into the counter, and the kernel did not retire"]
+
+
+def last_lines(result: RunResult, folder: Path) -> list[str]:
+    """Verdict, proof, trials, directory, next command."""
+    diagnosis = result.diagnosis
+    lines = [f"{result.outcome.upper()}: {verdict_words(diagnosis)}"]
+    if diagnosis.verdict.sentence:
+        lines.append(diagnosis.verdict.sentence)
+    lines += proof_lines(diagnosis)
+    lines += _experiment_line((diagnosis.model_extra or {}).get("unwedge"))
+    counts = result.counts
+    if counts.asked > 1:
+        lines.append(
+            f"trials: {counts.hang} hung, {counts.clean} clean with the window reached, {counts.no_window} without it, "
+            f"{counts.other} other, {counts.unfinished} unfinished, of {counts.asked}"
+        )
+        lines += [f"{bound.of}: {bound.side} {bound.value:.4f} at {bound.confidence:.0%}" for bound in counts.bounds]
+    if diagnosis.unread:
+        lines.append(f"not read: {'; '.join(f'{item.what} ({item.why})' for item in diagnosis.unread[:4])}")
+    if result.closed is not None and result.closed.how == "survived":
+        lines.append(f"the workload outlived SIGKILL: {result.closed.detail}")
+    lines.append(f"run directory: {folder}")
+    following = diagnosis.next or (shlex.join(["dsv4-repro", "report", str(folder)]) if result.outcome == "hang" else "")
+    if following:
+        lines.append(f"next: {following}")
+    return lines

@@ -1,0 +1,106 @@
+"""Only processes of a run whose parent is gone are leftovers, and only they are ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsv4_repro.repro.leftovers import (
+    PARENT_VARIABLE,
+    RUN_VARIABLE,
+    Leftover,
+    end_leftovers,
+    find_leftovers,
+    mark_run,
+)
+
+_SLEEP = "import time; time.sleep(60)"
+_STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def child() -> Iterator[list[subprocess.Popen[bytes]]]:
+    children: list[subprocess.Popen[bytes]] = []
+    yield children
+    for process in children:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _start(code: str, run: Path, parent: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, RUN_VARIABLE: str(run), PARENT_VARIABLE: parent}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+
+
+def _gone_parent() -> str:
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    identity = f"{done.pid}:{psutil.Process(done.pid).create_time():.2f}"
+    done.wait()
+    return identity
+
+
+def _wait_seen(pid: int) -> tuple[Leftover, ...]:
+    for _ in range(100):
+        found = tuple(item for item in find_leftovers() if item.pid == pid)
+        if found:
+            return found
+        time.sleep(0.02)
+    return ()
+
+
+def test_an_orphan_of_a_run_is_found_and_ended(tmp_path: Path, child: list[subprocess.Popen[bytes]]) -> None:
+    process = _start(_SLEEP, tmp_path, _gone_parent())
+    child.append(process)
+    (leftover,) = _wait_seen(process.pid)
+    assert leftover.run == str(tmp_path)
+    assert end_leftovers([leftover]) == {process.pid: "ended"}
+
+
+def test_one_that_ignores_the_polite_signal_is_killed(tmp_path: Path, child: list[subprocess.Popen[bytes]]) -> None:
+    process = _start(_STUBBORN, tmp_path, _gone_parent())
+    child.append(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    (leftover,) = _wait_seen(process.pid)
+    assert end_leftovers([leftover], grace_s=0.3) == {process.pid: "killed"}
+
+
+def test_a_child_whose_parent_lives_is_left_alone(tmp_path: Path, child: list[subprocess.Popen[bytes]]) -> None:
+    own = psutil.Process()
+    process = _start(_STUBBORN, tmp_path, f"{own.pid}:{own.create_time():.2f}")
+    child.append(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert process.pid not in {item.pid for item in find_leftovers()}
+
+
+def test_a_mark_that_cannot_be_read_is_not_a_reason_to_end_anything(tmp_path: Path, child: list[subprocess.Popen[bytes]]) -> None:
+    process = _start(_STUBBORN, tmp_path, "nonsense")
+    child.append(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert process.pid not in {item.pid for item in find_leftovers()}
+
+
+def test_a_process_id_that_was_used_again_is_not_ended(child: list[subprocess.Popen[bytes]]) -> None:
+    process = subprocess.Popen([sys.executable, "-c", _SLEEP])
+    child.append(process)
+    assert end_leftovers([Leftover(process.pid, 12345.0, "/r", "x")]) == {process.pid: "gone"}
+    assert process.poll() is None
+
+
+def test_marking_names_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, "")
+    monkeypatch.setenv(PARENT_VARIABLE, "")
+    mark_run(tmp_path)
+    assert os.environ[RUN_VARIABLE] == str(tmp_path)
+    assert os.environ[PARENT_VARIABLE].startswith(f"{os.getpid()}:")
