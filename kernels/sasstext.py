@@ -1,7 +1,8 @@
 """Instructions as text: the record, nvdisasm's JSON, and what a debugger prints. Pure: bytes and text in, frozen records out.
 
-nvdisasm's JSON differs by version (13.2 to 13.5 compared on every persistent top-k cubin of two vLLM releases, sm_75 to sm_120;
-13.0 and 13.1 are not on the package index):
+nvdisasm's JSON differs by version. What 12.8, 13.1, 13.2, 13.3, 13.4 and 13.5 print was compared on all nine persistent top-k
+kernels of two vLLM releases for sm_75 to sm_120: after the following it is the same, instruction by instruction (13.0 is on no
+package index that was at hand):
 
 * up to 13.4 a function with local subroutines comes as several elements, ``start`` counting from the section's begin; 13.5
   gives one element. Both are merged here into one list by offset.
@@ -173,7 +174,8 @@ def parse_json(document: str | bytes, names: Iterable[str] = (), *, path: str = 
 # Debugger listings
 
 _LISTING_LINE = re.compile(
-    r"^\s*(?P<mark>=>|\*>|\*=>)?\s*(?P<address>0x[0-9a-fA-F]{1,16})\s*(?:<(?P<name>[^>\n]{0,4000}?)(?:\+(?P<plus>\d{1,12}))?>)?\s*:\s*(?P<code>\S.*)$"
+    r"^\s*(?P<mark>=>|\*>|\*=>)?\s*(?P<address>0x[0-9a-fA-F]{1,16})\s*"
+    r"(?:<(?P<name>.{0,4000}?)(?:\+(?P<plus>0x[0-9a-fA-F]{1,12}|\d{1,12}))?>\s*)?:(?!:)\s*(?P<code>\S.*)$"
 )
 _HEADER_LINE = re.compile(r"^Dump of assembler code for function (?P<name>.{1,4000}?):?\s*$")
 _CODE = re.compile(
@@ -199,10 +201,8 @@ def parse_listing(text: str) -> Listing:
         match = _LISTING_LINE.match(line[:8192])
         if match:
             address = int(match["address"], 16)
-            plus = int(match["plus"]) if match["plus"] else (0 if match["name"] else None)
-            name = match["name"]
-            if name is None and header is not None:
-                name = header
+            name = match["name"] or header
+            plus = int(match["plus"], 0) if match["plus"] else (0 if match["name"] else None)
             rows.append((address, name, plus, bool(match["mark"]), match["code"]))
             continue
         found = _HEADER_LINE.match(line[:8192])
