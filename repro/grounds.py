@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .ground import Ground
     from .machine import Machine
 
-__all__ = ["GROUNDS", "MODEL_VARIABLE", "choose_ground", "grounds_here", "make_ground"]
+__all__ = ["GROUNDS", "MODEL_VARIABLE", "choose_ground", "grounds_here", "make_ground", "require_ground"]
 
 #: name -> module of this package, class.
 GROUNDS: Mapping[str, tuple[str, str]] = {
@@ -30,12 +30,17 @@ def _installed(name: str) -> bool:
     return importlib.util.find_spec(f"{__package__}.{GROUNDS[name][0]}") is not None
 
 
-def make_ground(name: str, **options: Any) -> Ground:
-    """A new ground of that name. UsageError for an unknown one, UnavailableError if this release has none."""
+def require_ground(name: str) -> None:
+    """UsageError for an unknown ground, UnavailableError if this release has none of that name."""
     if name not in GROUNDS:
         raise UsageError(f"--on {name[:40]}: there is no such ground", help_text=f"One of: {', '.join(GROUNDS)}")
     if not _installed(name):
         raise UnavailableError(f"--on {name}: this release has no {name} ground", help_text="See: dsv4-repro list")
+
+
+def make_ground(name: str, **options: Any) -> Ground:
+    """A new ground of that name; the errors of ``require_ground``."""
+    require_ground(name)
     module, class_name = GROUNDS[name]
     return cast("Ground", getattr(importlib.import_module(f"{__package__}.{module}"), class_name)(**options))
 

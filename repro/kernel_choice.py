@@ -1,4 +1,4 @@
-"""From what was written after ``--kernel`` to one kernel image, and what is known about its guard."""
+"""What is known about the guard of the kernel that ``--kernel`` names, and whose launcher goes with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..kernels.image import KernelImage
 from ..kernels.plan import DEFAULT_PROFILE
 
-__all__ = ["ChosenKernel", "choose_kernel"]
+__all__ = ["ChosenKernel", "choose_kernel", "guard_of_release"]
 
 #: ``progress(what, done_bytes, total_bytes or None)`` while a release is fetched.
 Progress = Callable[[str, int, "int | None"], None]
@@ -17,50 +17,50 @@ Progress = Callable[[str, int, "int | None"], None]
 @dataclass(frozen=True, slots=True)
 class ChosenKernel:
     """``release``: the vLLM release whose launcher's arithmetic goes with it. ``guarded``: whether the row length is bounded before
-    use, None if not known; ``guard_source``: from where that is known.
+    use, None if not known; ``guard_source``: from where that is known. ``note``: where the code is from, one sentence.
     """
 
     image: KernelImage
     release: str
     guarded: bool | None
     guard_source: str
-    verified: str = ""
+    note: str = ""
 
 
 def choose_kernel(spec: str, sm: int, top_k: int, vec: int, *, progress: Progress | None = None) -> ChosenKernel:
     """``builtin[:VARIANT]``, ``vllm==X``, ``installed`` or a path.
 
-    Raises KernelNotFoundError, CubinError, DownloadError, ToolMissingError.
+    Raises KernelNotFoundError, UsageError, CubinError, DownloadError, ToolMissingError.
     """
-    from ..kernels.build import builtin_image, parse_builtin
+    from ..kernels.select import select
 
-    builtin = parse_builtin(spec)
-    if builtin is not None:
-        variant, settings = builtin
-        image = builtin_image(variant, sm, top_k, vec, settings=settings)
-        return ChosenKernel(image, DEFAULT_PROFILE, image.guarded, "built so", "compiled here")
-    from ..kernels.shipped import shipped_kernels
-
-    found = shipped_kernels(spec, arch=sm, progress=progress)
-    image = found.pick(sm, top_k, vec)
+    found = select(spec, sm=sm, top_k=top_k, vec=vec, progress=progress)
+    image = found.image
+    if spec.partition(":")[0] == "builtin":
+        return ChosenKernel(image, DEFAULT_PROFILE, image.guarded, "built so", found.note)
+    release, guarded = guard_of_release(found.release)
     if image.guarded is not None:
-        return ChosenKernel(image, found.release or DEFAULT_PROFILE, image.guarded, "read from the code", found.verified)
-    release = _plain_release(found.release)
+        return ChosenKernel(image, release or DEFAULT_PROFILE, image.guarded, "read from the code", found.note)
     if release is None:
-        return ChosenKernel(image, DEFAULT_PROFILE, None, "no known release: only an audit can tell", found.verified)
-    from ..kernels.plan import release_profile
-
-    return ChosenKernel(image, release, release_profile(release).guarded, f"table of releases, vLLM {release}", found.verified)
+        return ChosenKernel(image, DEFAULT_PROFILE, None, "no known release: only an audit can tell", found.note)
+    return ChosenKernel(image, release, guarded, f"table of releases, vLLM {release}", found.note)
 
 
-def _plain_release(text: str | None) -> str | None:
-    """A release number, or None for a nightly, a local build or a fork: those are never judged by the number they carry."""
+def guard_of_release(text: str | None) -> tuple[str | None, bool | None]:
+    """(release, guarded) from the table of releases.
+
+    (None, None) for a nightly, a local build or a fork: those are never judged by the number that they carry.
+    """
     from packaging.version import InvalidVersion, Version
 
     if text is None:
-        return None
+        return None, None
     try:
         version = Version(text)
     except InvalidVersion:
-        return None
-    return None if version.is_devrelease or version.is_prerelease or version.local is not None else str(version)
+        return None, None
+    if version.is_devrelease or version.is_prerelease or version.local is not None:
+        return None, None
+    from ..kernels.plan import release_profile
+
+    return str(version), release_profile(str(version)).guarded

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..forensics.device_state import Unread
 
-__all__ = ["Disk", "Gpu", "Machine", "Tool", "probe_gpus", "probe_machine"]
+__all__ = ["Disk", "Gpu", "Machine", "Tool", "package_versions", "probe_gpus", "probe_machine"]
 
 #: Distributions whose versions a report names; not imported.
 PACKAGES = (
@@ -257,7 +257,8 @@ def _disk(label: str, path: Path) -> Disk:
     return Disk(label, str(path), free, os.access(existing, os.W_OK))
 
 
-def _packages() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
+    """Versions of the distributions that a report names, None where one is not installed; none of them is imported."""
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -343,7 +344,7 @@ def probe_machine(
         cuda_driver=cuda_driver,
         libcuda=ctypes.util.find_library("cuda") is not None,
         gpus=gpus,
-        packages=_packages(),
+        packages=package_versions(),
         tools=_tools(version),
         ptrace_scope=scope,
         capabilities=_capabilities(status),

@@ -33,9 +33,8 @@ def expectation(
     first = next(step for step in steps if step.index == min(window))
     where = f"step {first.index}, {first.live_requests} live requests, {first.rows} rows padded to {first.graph_rows}"
     if clamped:
-        return [
-            f"clean is expected: the producer clamps, so nothing negative reaches the kernel (--producer raw shows the hang, {where})"
-        ]
+        reason = "the producer clamps, so nothing negative reaches the kernel"
+        return [f"clean is expected: {reason} (--producer raw shows the hang, {where})"]
     if guarded:
         return [f"clean is expected: this kernel is guarded. --kernel builtin (or vllm==0.27.1) shows the hang ({where})"]
     if guarded is None:

@@ -15,12 +15,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-__all__ = ["Common", "PlanFlags", "flags"]
+__all__ = ["Common", "PlanFlags", "RunFlags", "flags"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-_OUTPUT = "Output"
-_PLAN = "The drain plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,34 @@ class PlanFlags:
     dp: Annotated[int | None, typer.Option("--dp", help="Data-parallel size: ranks are padded to the largest.")] = None
     layers: Annotated[int | None, typer.Option("--layers", help="Indexer layers per step.")] = None
     steps: Annotated[int | None, typer.Option("--steps", help="Decode steps at most.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """Where and what to run, and what to do on a hang."""
+
+    on: Annotated[str | None, typer.Option("--on", help="Ground: server, gpu or cpu.")] = None
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", help="Whose code: builtin[:VARIANT], vllm==0.27.1, installed, or a .whl, .so or .cubin file."),
+    ] = None
+    arch: Annotated[str | None, typer.Option("--arch", help="Architecture to interpret with --on cpu, e.g. sm_120.")] = None
+    via: Annotated[str, typer.Option("--via", help="Who launches: driver, or op (vLLM's own launcher; needs torch and vLLM).")] = (
+        "driver"
+    )
+    device: Annotated[str | None, typer.Option("--device", help="GPU number; with --on cpu the GPU to stand for, by name.")] = None
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size of the server.", min=1)] = 1
+    producer: Annotated[str, typer.Option("--producer", help="raw (as before vLLM 0.28.0) or clamped.")] = "raw"
+    trials: Annotated[int, typer.Option("--trials", help="Run the plan so many times.", min=1, max=1_000_000)] = 1
+    dump: Annotated[bool, typer.Option("--dump/--no-dump", help="On a hang, take a GPU core dump of our own child last.")] = True
+    unwedge: Annotated[
+        bool,
+        typer.Option("--unwedge/--no-unwedge", help="On a hang, write a large count into the stuck counter, as an experiment."),
+    ] = True
+    share: Annotated[bool, typer.Option("--share", help="Run on a GPU that already holds somebody's compute process.")] = False
+    expect: Annotated[
+        str | None, typer.Option("--expect", help="hang or clean: exit 0 as expected, 1 not as expected, 5 inconclusive.")
+    ] = None
 
 
 def flags(*records: type) -> Callable[[_Command], _Command]:

@@ -1,4 +1,4 @@
-"""From a drain plan, a kernel and a device to what a ground is asked to run, and where the danger window lies. No device is touched."""
+"""From a drain plan, a kernel and a device to what a ground is asked to run, and where the danger window lies. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import PlanError
 from ..kernels.plan import DeviceDescription, LaunchPlan, plan_launch
 from ..scenarios.drain import DecodeStep, DrainPlan, Producer, decode_steps
 from .ground import GroundRequest
@@ -36,9 +35,8 @@ def danger_window(raw: tuple[DecodeStep, ...], launches: Mapping[int, LaunchPlan
     padded = [step for step in raw if step.danger]
     if not padded:
         return frozenset(), "no step has a padded slot with a negative length"
-    window = frozenset(
-        step.index for step in padded if step.graph_rows in launches and launches[step.graph_rows].wedges_on_negative_length
-    )
+    wedging = {rows for rows, launch in launches.items() if launch.wedges_on_negative_length}
+    window = frozenset(step.index for step in padded if step.graph_rows in wedging)
     if window:
         return window, ""
     launch = launches.get(padded[0].graph_rows)
@@ -63,7 +61,8 @@ def prepare_drain(
 ) -> PreparedRun:
     """Steps, the frozen launch of each captured size, and the danger window.
 
-    Steps whose batch another kernel takes (more rows than this one is used for) are left out and said so. PlanError if none is left.
+    Steps whose batch another kernel takes (more rows than this one is used for) stay in, so that step numbers are those of the
+    plan; a ground launches nothing for them, and a note says so. PlanError for a plan that makes no sense.
     """
     raw = decode_steps(plan, "raw", sm=device.sm)
     steps = raw if producer == "raw" else decode_steps(plan, producer, sm=device.sm)
@@ -81,26 +80,21 @@ def prepare_drain(
         )
         for rows in sorted({step.graph_rows for step in steps})
     }
-    usable = {rows: launch for rows, launch in launches.items() if launch.path == "persistent"}
     notes = [
-        f"steps of {rows} rows are left out: {launch.refusal or f'the {launch.path} path takes them, without a barrier'}"
+        f"steps of {rows} rows: " + (launch.refusal or f"the {launch.path} kernel takes them, without a barrier; nothing is run")
         for rows, launch in launches.items()
-        if rows not in usable
+        if launch.path != "persistent"
     ]
-    kept = tuple(step for step in steps if step.graph_rows in usable)
-    if not kept:
-        raise PlanError("no step of this plan reaches the persistent top-k: " + "; ".join(notes)[:600])
-    window, why = danger_window(raw, usable)
+    window, why = danger_window(raw, launches)
     layers = plan.layers_on(ground)
     request = GroundRequest(
         plan=plan,
-        steps=kept,
+        steps=steps,
         kernel=image,
-        launches=usable,
+        launches=launches,
         device=ordinal,
         seed=plan.seed,
         step_timeout_s=step_timeout_s,
         options={"ground": ground, "layers": layers, **(options or {})},
     )
-    reached = frozenset(step.index for step in kept) & window
-    return PreparedRun(request, chosen, device, reached, why, layers, tuple(notes))
+    return PreparedRun(request, chosen, device, window, why, layers, tuple(notes))

@@ -8,9 +8,9 @@ hang at the same step are released and counted; one that hangs elsewhere is capt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import ReproError, RunStoreError
@@ -37,6 +37,13 @@ class Diagnose(Protocol):
     def __call__(
         self, state: DeviceState, *, step: DecodeStep, evidence: Sequence[Evidence], unwedge: UnwedgeOutcome | None
     ) -> Diagnosis: ...
+
+
+@runtime_checkable
+class ReadsRowStates(Protocol):
+    """A ground that can read the row states at once and without disturbance: asked at every hang that is only counted."""
+
+    def row_states(self) -> Mapping[str, Any]: ...
 
 
 class Watcher(Protocol):
@@ -74,7 +81,7 @@ class RunResult:
     unwedge: UnwedgeOutcome | None = None
     closed: CloseOutcome | None = None
     evidence: tuple[Evidence, ...] = ()
-    hang_to_verdict_s: float | None = None
+    timing: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -105,7 +112,7 @@ class _Run:
     ready: Ready | None = None
     unwedge: UnwedgeOutcome | None = None
     closed: CloseOutcome | None = None
-    hang_to_verdict_s: float | None = None
+    timing: dict[str, float] = field(default_factory=dict)
     captured_steps: set[int] = field(default_factory=set)
     release_address: int | None = None
 
@@ -199,7 +206,10 @@ class _Run:
         diagnosis = self._judge(ground, step, outcome, captures, None)
         address = _stuck_counter(diagnosis)
         if first:
-            self.hang_to_verdict_s = self.clock.monotonic() - started
+            self.timing = {
+                "launch_to_hung_s": round(outcome.milliseconds / 1e3, 4),
+                "hung_to_diagnosis_s": round(self.clock.monotonic() - started, 4),
+            }
             self.release_address = address
         self.store.emit("verdict", **{"class": diagnosis.verdict.class_, "cause": diagnosis.verdict.cause, "step": step.index})
         context_lost = dump_now and self.settings.dump_ends_context
@@ -215,7 +225,8 @@ class _Run:
 
     def _capture(self, ground: Ground, folder: str, *, allow_dump: bool) -> list[CaptureOutcome]:
         self.watch.waiting("capturing: row states, host stacks, the debugger" + (", a core dump" if allow_dump else ""))
-        captures = list(ground.capture(self.store.evidence_subfolder(folder), self.store.emit, allow_dump=allow_dump))
+        place = self.store.evidence_subfolder(folder)
+        captures = list(ground.capture(place, self.store.emit, allow_dump=allow_dump))
         for capture in captures:
             for artefact in capture.artefacts:
                 self.store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
@@ -228,6 +239,7 @@ class _Run:
                 facts=dict(capture.facts),
                 unread=[{"what": item.what, "why": item.why, "remedy": item.remedy} for item in capture.unread],
             )
+        self.store.add_rest(place)
         return captures
 
     def _judge(
@@ -280,7 +292,9 @@ class _Run:
         return [*captures, *more], True
 
     def _release(self, ground: Ground) -> None:
-        """A hang like one that was captured: release it and go on, or end the workload."""
+        """A hang like one that was captured: note its counters, release it and go on, or end the workload."""
+        if isinstance(ground, ReadsRowStates):
+            self.store.emit("row states", **dict(ground.row_states()))
         if self.settings.unwedge and self.release_address is not None:
             experiment = self._experiment(ground, self.release_address)
             if experiment.retired:
@@ -314,8 +328,8 @@ class _Run:
         extra: dict[str, Any] = {"trials": counts.model_dump(mode="json")}
         if self.unwedge is not None:
             extra["unwedge"] = _unwedge_document(self.unwedge)
-        if self.hang_to_verdict_s is not None:
-            extra["timing"] = {"hang_to_verdict_s": round(self.hang_to_verdict_s, 4)}
+        if self.timing:
+            extra["timing"] = self.timing
         evidence = self.evidence()
         extra["evidence"] = [item.model_dump(mode="json") for item in evidence] if evidence else diagnosis.document()["evidence"]
         return RunResult(
@@ -326,7 +340,7 @@ class _Run:
             unwedge=self.unwedge,
             closed=self.closed,
             evidence=evidence,
-            hang_to_verdict_s=self.hang_to_verdict_s,
+            timing=self.timing,
         )
 
     def request_ground(self) -> Any:

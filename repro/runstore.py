@@ -209,6 +209,13 @@ class RunStore:
         self.emit("artefact", id=entry.id, artefact=kind, path=entry.path, sha256=digest, size=size)
         return entry
 
+    def add_rest(self, folder: Path) -> None:
+        """Index what lies in an evidence folder beside the named artefacts: the output of tools, by file name."""
+        known = {entry.path for entry in self._entries}
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and not path.is_symlink() and str(path.relative_to(self.path)) not in known:
+                self.add_evidence(path.name, path)
+
     def close(self) -> None:
         """Flush and close the timeline; may be called twice."""
         if self._fd < 0:

@@ -15,10 +15,11 @@ from dsv4_repro.reports.markdown import MAX_VALUE, Safe, block, cell, code, envi
 _MARKDOWN = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable(["table", "strikethrough"])
 
 HOSTILE = [
-    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "`code` ``more``", "**bold** _em_ ~~gone~~", "[a](javascript:x)",
-    "![a](http://evil/x.png)", "@everyone look", "http://evil.example www.evil.example", "# heading", "1. one", "- item", "+ item", "> quote",
-    "===", "---", "| a | b |", "a | b", "&lt;b&gt; &#64;x", "\\", "```", "~~~", "$x$", "line\nbreak\r\n\u2028# sneaky", "\x1b[31mred\x1b[0m",
-    "</details>", "<!-- -->", "\u202eevil", "x" * 5000, "_Z12persistent_topkILi512EE", "a_b_c _x_ __init__", "", " ",
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "`code` ``more``", "**bold** _em_ ~~gone~~",
+    "[a](javascript:x)", "![a](http://evil/x.png)", "@everyone look", "http://evil.example www.evil.example",
+    "# heading", "1. one", "- item", "+ item", "> quote", "===", "---", "| a | b |", "a | b", "&lt;b&gt; &#64;x", "\\", "```",
+    "~~~", "$x$", "line\nbreak\r\n\u2028# sneaky", "\x1b[31mred\x1b[0m", "</details>", "<!-- -->", "\u202eevil", "x" * 5000,
+    "_Z12persistent_topkILi512EE", "a_b_c _x_ __init__", "", " ",
 ]  # fmt: skip
 
 

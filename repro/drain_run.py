@@ -1,0 +1,401 @@
+"""The verb ``run drain``: choose ground, kernel and device; say what will happen; run; write the directory; say what happened."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from .. import __version__
+from ..clock import SYSTEM, Clock, utc_stamp
+from ..errors import ReproError, UsageError
+from ..kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
+from ..reports.document import FixText, ReportSource, markdown_report
+from ..scenarios.drain import DecodeStep, DrainPlan, Producer, load_plan
+from ..scenarios.registry import Scenario, scenario
+from .console import Screen
+from .device_probe import describe_gpu
+from .exits import Expectation, exit_status
+from .grounds import choose_ground, grounds_here, make_ground, require_ground
+from .kernel_choice import choose_kernel
+from .leftovers import mark_run
+from .narrate import first_lines, last_lines, progress_line
+from .prepare import PreparedRun, prepare_drain
+from .run import Diagnose, RunResult, RunSettings, run_workload
+from .run_records import KernelRecord, RunRecord
+from .runstore import RunStore
+
+if TYPE_CHECKING:
+    from .ground import Ground
+    from .options import Common, PlanFlags, RunFlags
+
+__all__ = ["DrainJob", "Executed", "build_plan", "execute", "fixes_of", "job_of", "parse_arch", "run_drain"]
+
+#: The architecture that the CPU ground interprets where none is named: that of the published case.
+DEFAULT_ARCH = 120
+
+
+@dataclass(frozen=True)
+class DrainJob:
+    """One drain run, all choices made. ``command`` reproduces it. ``make``: a new ground each time it is called."""
+
+    plan: DrainPlan
+    ground: str
+    why: str
+    prepared: PreparedRun
+    producer: str
+    trials: int
+    settings: RunSettings
+    command: tuple[str, ...]
+    make: Callable[[], Ground]
+    diagnose: Diagnose
+    expect: Expectation | None = None
+    notes: tuple[str, ...] = ()
+    scenario: Scenario = field(default_factory=lambda: scenario("drain"))
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A run that ended: its result, its directory, and the status the process should exit with."""
+
+    result: RunResult
+    folder: Path
+    status: int
+
+
+def parse_arch(text: str) -> int:
+    """``sm_120``, ``sm120`` or ``120`` as 120. UsageError otherwise."""
+    digits = text.strip().lower().removeprefix("sm").removeprefix("_")
+    if not digits.isdecimal() or not 2 <= len(digits) <= 3:
+        raise UsageError(f"--arch {text[:40]}: not an architecture", help_text="For example --arch sm_120")
+    return int(digits)
+
+
+def build_plan(flags: PlanFlags, seed: int | None) -> DrainPlan:
+    """The plan of ``--plan`` with the flags over it. PlanError names the field."""
+    changes = {entry.name: getattr(flags, entry.name) for entry in fields(flags) if entry.name != "plan"}
+    changes["seed"] = seed
+    given = {name: value for name, value in changes.items() if value is not None}
+    base = load_plan(flags.plan) if flags.plan is not None else DrainPlan()
+    return base.replace(**given) if given else base
+
+
+def _plan_words(plan: DrainPlan) -> list[str]:
+    """The flags that make this plan, without those that say what is so anyway; the seed always."""
+    default, words = DrainPlan(), ["--seed", str(plan.seed)]
+    for name, value in plan.model_dump().items():
+        if name in ("seed", "top_k") or value == getattr(default, name):
+            continue
+        text = (
+            ",".join(map(str, value))
+            if name == "capture_sizes"
+            else ":".join(map(str, value))
+            if isinstance(value, tuple)
+            else str(value)
+        )
+        words += [f"--{name.replace('_', '-')}", text]
+    return words
+
+
+def _command(plan: DrainPlan, flags: RunFlags, ground: str, kernel: str) -> tuple[str, ...]:
+    words = ["dsv4-repro", "run", "drain", "--on", ground, "--kernel", kernel]
+    for name in ("arch", "device"):
+        if getattr(flags, name) is not None:
+            words += [f"--{name}", str(getattr(flags, name))]
+    if flags.via != "driver":
+        words += ["--via", flags.via]
+    if flags.producer != "raw":
+        words += ["--producer", flags.producer]
+    if flags.trials > 1:
+        words += ["--trials", str(flags.trials)]
+    words += [
+        word
+        for given, word in ((not flags.dump, "--no-dump"), (not flags.unwedge, "--no-unwedge"), (flags.share, "--share"))
+        if given
+    ]
+    return tuple(words + _plan_words(plan))
+
+
+def _device(ground: str, flags: RunFlags) -> tuple[DeviceDescription, int]:
+    """(description, CUDA ordinal). On the CPU a GPU of the table stands for the architecture."""
+    if ground == "cpu":
+        if flags.device is not None:
+            device = device_named(flags.device)
+            if flags.arch is not None and parse_arch(flags.arch) != device.sm:
+                raise UsageError(f"--device {device.name} is {device.arch}, --arch says sm_{parse_arch(flags.arch)}")
+            return device, 0
+        return device_for_sm(parse_arch(flags.arch) if flags.arch is not None else DEFAULT_ARCH), 0
+    number = flags.device or "0"
+    if not number.isdecimal():
+        raise UsageError(f"--device {number[:40]}: a GPU number is expected with --on {ground}", help_text="nvidia-smi -L")
+    device = describe_gpu(int(number))
+    if flags.arch is not None and parse_arch(flags.arch) != device.sm:
+        raise UsageError(
+            f"GPU {number} is {device.arch}; --arch sm_{parse_arch(flags.arch)} cannot run on it",
+            help_text=f"Interpret it instead: dsv4-repro run drain --on cpu --arch sm_{parse_arch(flags.arch)}",
+        )
+    return device, int(number)
+
+
+def _kernel_spec(flags: RunFlags) -> tuple[str, str]:
+    """(what to take after --kernel, the library that torch's op is loaded from)."""
+    if flags.via not in ("driver", "op"):
+        raise UsageError(f"--via {flags.via[:40]}: it is driver or op")
+    if flags.via == "driver":
+        return flags.kernel or "builtin", ""
+    spec = flags.kernel or "installed"
+    if spec == "installed":
+        return spec, ""
+    if spec.endswith(".so"):
+        return spec, str(Path(spec).expanduser().absolute())
+    raise UsageError(
+        f"--via op launches through vLLM's own op; --kernel {spec[:80]} has none", help_text="--kernel installed, or FILE.so"
+    )
+
+
+def _expectation(text: str | None) -> Expectation | None:
+    if text is not None and text not in ("hang", "clean"):
+        raise UsageError(f"--expect {text[:40]}: it is hang or clean")
+    return cast("Expectation | None", text)
+
+
+def bound_diagnose(ground: str, plan: DrainPlan, prepared: PreparedRun) -> Diagnose:
+    """``forensics.diagnose.diagnose_state`` with the ground and each step's facts."""
+
+    def diagnose(state: Any, *, step: DecodeStep, evidence: Any, unwedge: Any) -> Any:
+        from ..forensics.diagnose import diagnose_state
+        from .step_facts import step_facts
+
+        return diagnose_state(state, ground=ground, step=step_facts(step, plan, prepared), evidence=evidence, unwedge=unwedge)
+
+    return cast("Diagnose", diagnose)
+
+
+def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Screen) -> DrainJob:
+    """Make every choice of a run; nothing is started, a kernel may be compiled or fetched."""
+    from .machine import probe_machine
+
+    expect = _expectation(flags.expect)
+    if flags.producer not in ("raw", "clamped"):
+        raise UsageError(f"--producer {flags.producer[:40]}: it is raw or clamped")
+    spec, library = _kernel_spec(flags)
+    plan = build_plan(plan_flags, common.seed)
+    screen.progress("looking for a place to run")
+    ground, why = choose_ground(flags.on, grounds_here(probe_machine(version=lambda _argv: None)))
+    require_ground(ground)
+    device, ordinal = _device(ground, flags)
+    screen.progress(f"getting the kernel {spec}")
+    chosen = choose_kernel(spec, device.sm, plan.top_k, vector_width(plan.width), progress=_fetching(screen))
+    options = {
+        "via": flags.via,
+        "share": flags.share,
+        "dump": flags.dump,
+        "library": library,
+        "trials": flags.trials,
+        "arch": device.sm,
+    }
+    prepared = prepare_drain(
+        plan, ground, chosen, device, producer=cast("Producer", flags.producer), ordinal=ordinal, options=options
+    )
+    notes = list(prepared.notes)
+    if flags.tp > 1:
+        notes.append(f"--tp {flags.tp}: every rank launches the same top-k on the same lengths; on one GPU one rank is run")
+    settings = RunSettings(
+        trials=flags.trials,
+        allow_dump=flags.dump,
+        unwedge=flags.unwedge,
+        timeout_s=common.timeout,
+        window=prepared.window,
+        why_no_window=prepared.why_no_window,
+        dump_ends_context=ground != "cpu",
+    )
+    return DrainJob(
+        plan=plan,
+        ground=ground,
+        why=why,
+        prepared=prepared,
+        producer=flags.producer,
+        trials=flags.trials,
+        settings=settings,
+        command=_command(plan, flags, ground, spec),
+        make=lambda: make_ground(ground),
+        diagnose=bound_diagnose(ground, plan, prepared),
+        expect=expect,
+        notes=tuple(notes),
+    )
+
+
+def _fetching(screen: Screen) -> Callable[[str, int, int | None], None]:
+    def progress(what: str, done: int, total: int | None) -> None:
+        of = f" of {total / 1e6:.1f}" if total else ""
+        screen.progress(f"fetching {what}: {done / 1e6:.1f}{of} MB")
+
+    return progress
+
+
+class _OnScreen:
+    """The run loop's watcher: one progress line."""
+
+    def __init__(self, screen: Screen, trials: int, last: int) -> None:
+        self._screen = screen
+        self._trials = trials
+        self._last = last
+        self._now = ""
+
+    def step(self, trial: int, step: DecodeStep) -> None:
+        self._now = progress_line(trial, self._trials, step, self._last)
+        self._screen.progress(self._now)
+
+    def waiting(self, what: str) -> None:
+        self._screen.progress(f"{self._now} · {what}" if self._now else what)
+
+
+def _target(job: DrainJob) -> str:
+    device = job.prepared.device
+    if job.ground == "cpu":
+        return f"machine code of {device.arch}, instruction by instruction, as on a {device.name} ({device.num_sms} SMs)"
+    return f"{device.name} ({device.arch}, {device.num_sms} SMs), GPU {job.prepared.request.device}"
+
+
+def _first_lines(job: DrainJob) -> list[str]:
+    prepared = job.prepared
+    notes = [*([prepared.chosen.note] if prepared.chosen.note else []), *job.notes]
+    if prepared.device.sm // 10 != 12 or job.ground == "cpu":
+        notes.append("this program was never run on an SM120 card; what is seen here is of " + _hardware(job))
+    return first_lines(
+        ground=job.ground,
+        why=job.why,
+        target=_target(job),
+        kernel=prepared.chosen.image,
+        guarded=prepared.chosen.guarded,
+        plan=job.plan,
+        steps=prepared.request.steps,
+        window=sorted(prepared.window),
+        launches=prepared.request.launches,
+        producer=job.producer,
+        layers=prepared.layers,
+        trials=job.trials,
+        notes=notes,
+        why_no_window=prepared.why_no_window,
+    )
+
+
+def _hardware(job: DrainJob) -> str:
+    if job.ground == "cpu":
+        return f"{job.prepared.device.arch} code on a CPU"
+    return f"{job.prepared.device.name} ({job.prepared.device.arch})"
+
+
+def _record(job: DrainJob, started: str) -> RunRecord:
+    from .machine import package_versions
+
+    prepared = job.prepared
+    image, device = prepared.chosen.image, prepared.device
+    return RunRecord(
+        scenario=job.scenario.name,
+        ground=job.ground,
+        command=job.command,
+        started=started,
+        seed=job.plan.seed,
+        versions={"python": sys.version.split()[0], **{name: text for name, text in package_versions().items() if text}},
+        environment={"device": device.name, "sm": device.sm, "sm_count": device.num_sms, "described_by": device.source},
+        plan=job.plan.document(),
+        kernel=KernelRecord(
+            origin=image.origin, function=image.function, sha256=image.cubin_sha256, sm=image.sm, guarded=prepared.chosen.guarded,
+            label=image.label,
+        ),
+        launches={str(rows): {"lines": launch.lines(), "grid": launch.grid} for rows, launch in prepared.request.launches.items()},
+    )  # fmt: skip
+
+
+def fixes_of(entry: Scenario | None) -> tuple[FixText, ...]:
+    """The scenario's fixes as the report names them."""
+    if entry is None:
+        return ()
+    return tuple(FixText(fix.layer, fix.text, fix.upstream, shlex.join(fix.flags)) for fix in entry.fixes)
+
+
+def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Clock = SYSTEM) -> Executed:
+    """Run a job and write its directory. Whatever is raised on the way, ``run.json`` says how it ended."""
+    with RunStore.create(job.scenario.name, out=out, clock=clock) as store:
+        mark_run(store.path)
+        began = clock.monotonic()
+        record = _record(job, utc_stamp(clock))
+        store.write_run(record)
+        last = max((step.index for step in job.prepared.request.steps), default=0)
+        try:
+            result = run_workload(
+                job.prepared.request,
+                job.make,
+                store,
+                job.settings,
+                diagnose=job.diagnose,
+                watch=_OnScreen(screen, job.trials, last),
+                clock=clock,
+            )
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            _note_end(store, record, state, clock.monotonic() - began, clock, error=f"{type(error).__name__}: {error}"[:2000])
+            screen.note(f"what was seen until then is in {store.path}")
+            raise
+        status = exit_status(result.outcome, job.expect)
+        finished = record.model_copy(
+            update={
+                "environment": {**record.environment, **_flat(result.ready.environment if result.ready else {})},
+                "trials": result.counts,
+                "outcome": result.outcome,
+                "exit_status": status,
+            }
+        )
+        store.write_diagnosis(result.diagnosis.document())
+        finished = _note_end(store, finished, "finished", clock.monotonic() - began, clock)
+        source = ReportSource(
+            diagnosis=result.diagnosis,
+            run=finished.document(),
+            title=job.scenario.title,
+            fixes=fixes_of(job.scenario) if result.outcome == "hang" else (),
+            version=__version__,
+        )
+        store.write_report("\n".join(markdown_report(source)) + "\n")
+    return Executed(result, store.path, status)
+
+
+def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The ground's environment: scalars as they are, everything of structure under ``details``, which reports do not print."""
+    plain = {key: value for key, value in environment.items() if isinstance(value, str | int | float | bool)}
+    nvml = environment.get("nvml")
+    if isinstance(nvml, Mapping):
+        plain |= {key: value for key in ("driver", "uuid") if isinstance(value := nvml.get(key), str)}
+    rest = {key: value for key, value in environment.items() if key not in plain}
+    return {**plain, "details": rest} if rest else plain
+
+
+def _note_end(
+    store: RunStore, record: RunRecord, state: str, seconds: float, clock: Clock, *, error: str | None = None
+) -> RunRecord:
+    ended = record.model_copy(update={"state": state, "ended": utc_stamp(clock), "seconds": round(seconds, 3), "error": error})
+    try:
+        store.write_run(ended)
+    except ReproError:
+        if error is None:
+            raise  # with an error already on its way, that one is the answer
+    return ended
+
+
+def run_drain(common: Common, plan_flags: PlanFlags, flags: RunFlags) -> int:
+    """The verb. Exit status: see ``exits``."""
+    screen = Screen(as_json=common.as_json)
+    job = job_of(common, plan_flags, flags, screen)
+    screen.end_progress()
+    screen.tell(_first_lines(job))
+    done = execute(job, screen, out=common.out)
+    screen.end_progress()
+    style = {"hang": "bad", "other": "bad", "clean": "good"}.get(done.result.outcome, "note")
+    lines = last_lines(done.result, done.folder)
+    screen.tell(lines[:1], style=style)
+    screen.tell(lines[1:])
+    screen.document({**done.result.diagnosis.document(), "run": str(done.folder), "exit_status": done.status})
+    return done.status
