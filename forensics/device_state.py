@@ -26,7 +26,7 @@ class Unread:
 @dataclass(frozen=True, slots=True)
 class LaneState:
     """One thread. ``registers``: r-th u32 is Rr; ``predicates``: bit i is Pi. None: not read. PC offsets are bytes from the
-    kernel function's start.
+    kernel function's start. ``named``: registers that were read singly, by name (``{"R5": 2}``), where the file is not known.
     """
 
     lane: int
@@ -35,6 +35,7 @@ class LaneState:
     registers: tuple[int, ...] | None = None
     predicates: int | None = None
     virtual_pc: int | None = None
+    named: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class GridState:
     """One launch. ``params`` are the raw parameter bytes as the kernel reads them. ``kernel`` is the mangled name if known.
 
     ``code`` None: the machine code is not in the evidence. ``sass``: instead of code, disassembled text lines by byte offset
-    (a debugger transcript has only those).
+    (a debugger transcript has only those; where the function's start is not known, by address). ``complete``: whether ``ctas``
+    lists every resident CTA of the launch.
     """
 
     device: int
@@ -91,6 +93,7 @@ class GridState:
     params: bytes | None = None
     code: CodeImage | None = None
     sass: Mapping[int, str] = field(default_factory=dict)
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class DeviceState:
     """All that one source saw. ``origin``: measured (a device), interpreted (the CPU ground), reported (somebody's transcript).
 
     ``memory``: device words read beside registers, by byte address (u32); a counter that was read live is found here.
+    ``printed``: numbers that a debugger printed by name only (``{arrival_counter = 1}``), their address not known.
     ``devices``: device ordinal to name and SM architecture, e.g. {0: ("NVIDIA H200", 90, 132)} (name, sm, number of SMs).
     """
 
@@ -107,3 +111,4 @@ class DeviceState:
     devices: Mapping[int, tuple[str, int | None, int | None]] = field(default_factory=dict)
     memory: Mapping[int, int] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
+    printed: Mapping[str, int] = field(default_factory=dict)

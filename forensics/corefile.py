@@ -1,0 +1,428 @@
+"""A GPU core dump as a ``DeviceState``: resident CTAs, warps, lanes, PCs, registers, parameters and code. Pure Python, no toolkit.
+
+``open_core(path)`` reads all that is needed for a diagnosis in one pass over the tree of ``coretables``; memory sections of a full
+dump stay on disk and are read word by word (``CoreDump.word``). What cannot be read is in ``state.unread``; only a file that is
+no GPU core dump at all raises (CoreFileError).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ..errors import CubinError
+from . import limits
+from .codeimage import EmbeddedImage, FunctionSymbol
+from .coresections import CoreSections
+from .coretables import CTA, DEVICE, GRID, LANE, META, MODULE, SM, WARP, Kind
+from .device_state import CodeImage, CtaState, DeviceState, Dim3, GridState, LaneState, WarpState
+
+__all__ = ["INTERPRETER", "CoreDump", "Fault", "open_core", "read_core"]
+
+#: Generator name that the writer here gives to a state that was interpreted, not measured.
+INTERPRETER = "dsv4-repro interpreter"
+
+#: CUDBGException_t (NVIDIA's ``cudadebugger.h``): what a lane or an SM died of.
+_EXCEPTIONS = {
+    1: "lane illegal address", 2: "lane user stack overflow", 3: "device hardware stack overflow", 4: "warp illegal instruction",
+    5: "warp out of range address", 6: "warp misaligned address", 7: "warp invalid address space", 8: "warp invalid PC",
+    9: "warp hardware stack overflow", 10: "device illegal address", 11: "lane misaligned address", 12: "warp assert",
+    13: "lane syscall error", 14: "warp illegal address", 15: "lane non-migratable atomic", 16: "lane invalid system atomic",
+    17: "warp stack canary", 18: "cluster target block not present", 19: "cluster out of range address",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An exception that the hardware recorded. ``code``: CUDBGException_t; ``what``: its name. ``block`` None: of an SM only."""
+
+    device: int
+    sm: int
+    code: int
+    what: str
+    block: Dim3 | None = None
+    warp: int | None = None
+    lane: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """A row of a grid table, and its code."""
+
+    device: int
+    section: int
+    row: int
+    values: Mapping[str, int]
+    symbol: FunctionSymbol | None = None
+    code: CodeImage | None = None
+
+
+@dataclass
+class CoreDump:
+    """An open dump. ``metadata``: generator, driver, cuda, flags, timestamp (absent before driver r565: empty).
+
+    ``faults``: exceptions recorded by the hardware; a hang has none. A context manager; after ``close`` only ``word`` is gone.
+    """
+
+    state: DeviceState
+    metadata: Mapping[str, Any]
+    faults: tuple[Fault, ...]
+    _sections: CoreSections
+    _memory: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def word(self, address: int) -> int | None:
+        """The u32 of device memory at a byte address; None where the dump holds no memory there (light dumps hold none)."""
+        at = bisect_right(self._memory, (address, 1 << 64, 0)) - 1
+        if at < 0:
+            return None
+        start, size, section = self._memory[at]
+        if not start <= address <= start + size - 4:
+            return None
+        raw = self._sections.bytes_of(section, 4, address - start)
+        return int.from_bytes(raw, "little") if raw is not None and len(raw) == 4 else None
+
+    def close(self) -> None:
+        self._sections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_core(path: str | Path) -> DeviceState:
+    """The device state in a GPU core dump. Raises CoreFileError naming file and place."""
+    with open_core(path) as dump:
+        return dump.state
+
+
+def open_core(path: str | Path) -> CoreDump:
+    """Open and read a GPU core dump. Raises CoreFileError naming file and place; partial results say what is missing."""
+    sections = CoreSections(path)
+    try:
+        return _Reader(sections).read()
+    except BaseException:
+        sections.close()
+        raise
+
+
+class _Reader:
+    def __init__(self, sections: CoreSections) -> None:
+        self.s = sections
+        self.faults: list[Fault] = []
+        self.ctas = 0
+        self.warps = 0
+        self.lanes = 0
+        self.image_bytes = 0
+        self.lookups = 0
+        self._images: dict[int, EmbeddedImage | None] = {}
+        self._slim: dict[tuple[int, str], bytes | None] = {}
+
+    def read(self) -> CoreDump:
+        s = self.s
+        tables = s.of_kind(Kind.DEVICES)
+        if not len(tables):
+            s.note("device table", "no such section in the dump", "the file is no complete GPU core dump: take another one")
+        if len(tables) > 1:
+            s.note(f"{len(tables) - 1} further device tables", "a dump has one; the first is read")
+        devices: dict[int, tuple[str, int | None, int | None]] = {}
+        grids: list[_Grid] = []
+        resident: dict[tuple[int, int], list[CtaState]] = {}
+        section = int(tables[0]) if len(tables) else -1
+        rows = _dicts(s.rows_of(section, DEVICE, limits.MAX_DEVICES)) if section >= 0 else []
+        images = [number for kind in (Kind.RELOCATED_IMAGE, Kind.IMAGE) for number in s.of_kind(kind)[: limits.MAX_IMAGES_SEARCHED]]
+        self.all_images = [int(number) for number in images]
+        self.full = self._lanes() <= limits.MAX_FULL_LANES
+        smem = [s.child(Kind.SMS, section, index) for index in range(len(rows))]
+        for index, row in enumerate(rows):
+            number = row["device"]
+            if number in devices:
+                s.note(f"device table row {index}", f"a second device {number}; read as {number + 1000 * index}")
+                number += 1000 * index
+            sm = row["sm_major"] * 10 + row["sm_minor"] if row["sm_major"] else None
+            devices[number] = (s.string(row["name_at"]) or s.string(row["type_at"]), sm, row["sms"] or None)
+            own = self._grids(section, index, number, sm)
+            grids += own
+            table = smem[index]
+            if table is None:
+                s.note(f"SM table of device {number}", "no such section in the dump")
+                continue
+            entries = {grid.values["grid"]: grid for grid in own}
+            for grid_id, cta in self._resident(table, number, entries):
+                resident.setdefault((number, grid_id), []).append(cta)
+        self._orphans()
+        states = [self._grid_state(grid, resident.pop((grid.device, grid.values["grid"]), []), section) for grid in grids]
+        for (number, grid_id), found in resident.items():
+            s.note(f"grid {grid_id} of device {number}", f"{len(found)} resident CTAs belong to it, the grid table has no such row")
+            states.append(GridState(number, grid_id, "", (0, 0, 0), (0, 0, 0), tuple(found)))
+        if rows and not states:
+            s.note("grids", "the dump holds no grid: no kernel was on the device, or its table was not written")
+        if not self.full:
+            why = f"more than {limits.MAX_FULL_LANES} lanes are resident: one lane for each PC of each warp was read"
+            s.note("registers of most lanes", why)
+        metadata = self._metadata()
+        origin = "interpreted" if str(metadata.get("generator", "")).startswith(INTERPRETER) else "measured"
+        memory = self._memory()
+        words = self._small_memory(memory)
+        state = DeviceState(s.path, origin, tuple(states), devices, words, tuple(s.unread))
+        return CoreDump(state, metadata, tuple(self.faults), s, memory)
+
+    def _small_memory(self, memory: list[tuple[int, int, int]]) -> dict[int, int]:
+        """All memory words, if the dump holds only a few (a full dump's are read by ``CoreDump.word``)."""
+        if sum(size for _, size, _ in memory) > limits.MAX_STATE_MEMORY:
+            return {}
+        words: dict[int, int] = {}
+        for address, size, section in memory:
+            raw = self.s.bytes_of(section, size) or b""
+            words.update((address + at, int.from_bytes(raw[at : at + 4], "little")) for at in range(0, len(raw) - 3, 4))
+        return words
+
+    def _lanes(self) -> int:
+        """An upper bound of the resident lanes, from the sizes of all lane tables."""
+        numbers = self.s.of_kind(Kind.LANES)
+        step = np.maximum(self.s.entsize[numbers], LANE.minimum)
+        return int(np.minimum(self.s.size[numbers] // step, limits.MAX_LANES).sum())
+
+    def _metadata(self) -> dict[str, Any]:
+        found = self.s.of_kind(Kind.METADATA)
+        rows = _dicts(self.s.rows_of(int(found[0]), META, 1)) if len(found) else []
+        if not rows:
+            return {}
+        row = rows[0]
+        return {
+            "generator": self.s.string(row["generator_at"]),
+            "driver": f"{row['driver_major']}.{row['driver_minor']}",
+            "cuda": f"{row['cuda_major']}.{row['cuda_minor']}",
+            "flags": row["flags"],
+            "timestamp": row["timestamp"],
+        }
+
+    def _memory(self) -> list[tuple[int, int, int]]:
+        """Start address, size and number of every memory section, by address."""
+        found = np.concatenate([self.s.of_kind(Kind.GLOBAL_MEMORY), self.s.of_kind(Kind.MANAGED_MEMORY)])
+        found = found[: limits.MAX_MEMORY_SECTIONS]
+        addresses = self.s.addresses([int(number) for number in found])
+        return sorted((address, int(self.s.size[number]), int(number)) for number, address in zip(found, addresses, strict=True))
+
+    def _orphans(self) -> None:
+        parents = {
+            Kind.CTAS: Kind.SMS, Kind.WARPS: Kind.CTAS, Kind.LANES: Kind.WARPS, Kind.REGISTERS: Kind.LANES,
+            Kind.PREDICATES: Kind.LANES, Kind.UNIFORM_REGISTERS: Kind.WARPS, Kind.PARAMETERS: Kind.GRIDS,
+            Kind.MODULES: Kind.CONTEXTS, Kind.RELOCATED_IMAGE: Kind.MODULES,
+        }  # fmt: skip
+        for kind, parent in parents.items():
+            lost = self.s.orphans(kind, parent)
+            if lost:
+                self.s.note(f"{lost} sections with {kind.name.lower()}", f"they do not hang on a table of {parent.name.lower()}")
+
+    # --- grids and code ------------------------------------------------------------------------------------------------------
+
+    def _grids(self, devices: int, index: int, number: int, sm: int | None) -> list[_Grid]:
+        table = self.s.child(Kind.GRIDS, devices, index)
+        if table is None:
+            self.s.note(f"grid table of device {number}", "no such section in the dump")
+            return []
+        images = self._modules(devices, index)
+        grids = []
+        for row, values in enumerate(_dicts(self.s.rows_of(table, GRID, limits.MAX_GRIDS))):
+            symbol, code = self._code(values, images, sm)
+            grids.append(_Grid(number, table, row, values, symbol, code))
+        return grids
+
+    def _modules(self, devices: int, index: int) -> dict[int, list[int]]:
+        """Module handle to the numbers of its image sections (relocated first) on one device."""
+        images: dict[int, list[int]] = {}
+        contexts = self.s.child(Kind.CONTEXTS, devices, index)
+        if contexts is None:
+            return images
+        for _, modules in self.s.children(Kind.MODULES, contexts):
+            handles = [row["module"] for row in _dicts(self.s.rows_of(modules, MODULE, limits.MAX_MODULES))]
+            for kind in (Kind.RELOCATED_IMAGE, Kind.IMAGE):
+                for row, section in self.s.children(kind, modules):
+                    if row < len(handles):
+                        images.setdefault(handles[row], []).append(section)
+        return images
+
+    def _image(self, section: int) -> EmbeddedImage | None:
+        if section not in self._images:
+            size = int(self.s.size[section])
+            if self.image_bytes > limits.MAX_IMAGE_TABLES:
+                return None
+            try:
+                if self.s.bytes_of(section, 0) is None:
+                    raise CubinError("lies past the file's end", path=self.s.name_of(section))
+                image = EmbeddedImage(
+                    lambda start, length: self.s.bytes_of(section, length, start) or b"", size, self.s.name_of(section)
+                )
+                self.image_bytes += image.cost
+                self._images[section] = image
+            except CubinError as error:
+                self.s.note("a module's code image", str(error))
+                self._images[section] = None
+        return self._images[section]
+
+    def _code(
+        self, grid: Mapping[str, int], images: dict[int, list[int]], sm: int | None
+    ) -> tuple[FunctionSymbol | None, CodeImage | None]:
+        """The grid's kernel: by module and entry address, else by entry address in any module, else the module's only kernel."""
+        entry, own = grid["entry"], images.get(grid["module"], [])
+        candidates = list(dict.fromkeys([*own, *self.all_images]))[: limits.MAX_IMAGES_SEARCHED]
+        for section in candidates:
+            self.lookups += 1
+            if self.lookups > limits.MAX_IMAGE_LOOKUPS:
+                break
+            image = self._image(section)
+            found = image.at(entry) if image is not None and entry else None
+            if image is not None and found is not None:
+                return found, self._cut(section, image, found, entry, sm)
+        for section in own:
+            image = self._image(section)
+            inside = image.containing(entry) if image is not None and entry else None
+            only = image.kernels(2) if image is not None else []
+            if image is not None and (inside or len(only) == 1):
+                found = inside[0] if inside else only[0]
+                reason = "its section holds it" if inside else "its module has no other kernel"
+                self.s.note(f"entry address of {found.name}", f"no symbol at {entry:#x}; taken because {reason}")
+                return found, self._cut(section, image, found, entry, sm)
+        if not candidates:
+            why = "the dump holds no code image"
+        elif self.lookups > limits.MAX_IMAGE_LOOKUPS or self.image_bytes > limits.MAX_IMAGE_TABLES:
+            why = "the code images' symbol tables are larger than is searched"
+        else:
+            why = f"no function at {entry:#x} in the first {len(candidates)} code images"
+        self.s.note(f"machine code of grid {grid['grid']}", why, "a dump without the flag skip_relocated_elf_images holds it")
+        return None, None
+
+    def _cut(self, section: int, image: EmbeddedImage, symbol: FunctionSymbol, entry: int, sm: int | None) -> CodeImage | None:
+        key = (section, symbol.name)
+        if key not in self._slim:
+            try:
+                self._slim[key] = image.function_image(symbol)
+            except CubinError as error:
+                self.s.note(f"machine code of {symbol.name}", str(error))
+                self._slim[key] = None
+        cubin = self._slim[key]
+        return None if cubin is None else CodeImage(cubin, symbol.name, entry or None, sm)
+
+    def _grid_state(self, grid: _Grid, ctas: list[CtaState], devices: int) -> GridState:
+        v = grid.values
+        name = grid.symbol.name if grid.symbol is not None else ""
+        section = self.s.child(Kind.PARAMETERS, grid.section, grid.row)
+        params = self.s.bytes_of(section, limits.MAX_PARAMETERS) if section is not None else None
+        if params is None:
+            self.s.note(
+                f"parameters of grid {v['grid']}", "the dump holds none",
+                "cuda-gdb reads them from the constant bank of a live process; in a dump: without skip_constbank_memory",
+            )  # fmt: skip
+        return GridState(
+            grid.device, v["grid"], name, (v["grid_x"], v["grid_y"], v["grid_z"]), (v["block_x"], v["block_y"], v["block_z"]),
+            tuple(ctas), (v.get("cluster_x") or 1, v.get("cluster_y") or 1, v.get("cluster_z") or 1), params, grid.code,
+        )  # fmt: skip
+
+    # --- resident blocks -----------------------------------------------------------------------------------------------------
+
+    def _resident(self, sms: int, device: int, grids: Mapping[int, _Grid]) -> list[tuple[int, CtaState]]:
+        found: list[tuple[int, CtaState]] = []
+        for row, values in enumerate(_dicts(self.s.rows_of(sms, SM, limits.MAX_SMS))):
+            number = values["sm"]
+            if values.get("exception"):
+                self._fault(device, number, values["exception"])
+            table = self.s.child(Kind.CTAS, sms, row)
+            if table is None:
+                continue
+            for index, cta in enumerate(_dicts(self.s.rows_of(table, CTA, limits.MAX_CTAS_PER_SM))):
+                if self.ctas >= limits.MAX_CTAS:
+                    self.s.note("further resident CTAs", f"more than {limits.MAX_CTAS}")
+                    return found
+                self.ctas += 1
+                block = (cta["x"], cta["y"], cta["z"])
+                grid = grids.get(cta["grid"])
+                cluster = (cta["cluster_x"], cta["cluster_y"], cta["cluster_z"]) if "cluster_x" in cta else None
+                warps = self._warps(table, index, (device, number, block), grid)
+                found.append((cta["grid"], CtaState(block, number, warps, cluster)))
+        return found
+
+    def _fault(
+        self, device: int, sm: int, code: int, block: Dim3 | None = None, warp: int | None = None, lane: int | None = None
+    ) -> None:
+        if len(self.faults) < limits.MAX_UNREAD:
+            self.faults.append(Fault(device, sm, code, _EXCEPTIONS.get(code, f"exception {code}"), block, warp, lane))
+
+    def _warps(self, ctas: int, row: int, where: tuple[int, int, Dim3], grid: _Grid | None) -> tuple[WarpState, ...]:
+        table = self.s.child(Kind.WARPS, ctas, row)
+        rows = _dicts(self.s.rows_of(table, WARP, limits.MAX_WARPS_PER_CTA)) if table is not None else None
+        if rows is None or table is None:
+            self.s.note(f"warps of block {where[2]}", "no warp table in the dump")
+            return ()
+        warps = []
+        for index, values in enumerate(rows):
+            if self.warps >= limits.MAX_WARPS:
+                self.s.note("further warps", f"more than {limits.MAX_WARPS}")
+                break
+            self.warps += 1
+            lanes = self._lane_states(table, index, values, where, grid)
+            active = [lane for lane in lanes if values["active"] >> lane.lane & 1] or lanes
+            uniform = self._words(self.s.child(Kind.UNIFORM_REGISTERS, table, index))
+            first = active[0] if active else None
+            warps.append(
+                WarpState(
+                    values["warp"], values["valid"], values["active"], first.pc_offset if first else None, tuple(lanes), uniform,
+                    first.virtual_pc if first else None,
+                )
+            )  # fmt: skip
+        return tuple(warps)
+
+    def _lane_states(
+        self, warps: int, row: int, warp: Mapping[str, int], where: tuple[int, int, Dim3], grid: _Grid | None
+    ) -> list[LaneState]:
+        table = self.s.child(Kind.LANES, warps, row)
+        rows = _dicts(self.s.rows_of(table, LANE, limits.MAX_LANES)) if table is not None else []
+        lanes: list[LaneState] = []
+        seen: set[tuple[int, bool]] = set()
+        entry = grid.values["entry"] if grid is not None else 0
+        for index, values in enumerate(rows):
+            lane = values["lane"]
+            if lane >= limits.MAX_LANES or not warp["valid"] >> lane & 1:
+                continue
+            if values["exception"]:
+                self._fault(where[0], where[1], values["exception"], where[2], warp["warp"], lane)
+            key = (values["virtual_pc"], bool(warp["active"] >> lane & 1))
+            if (not self.full and key in seen) or self.lanes >= limits.MAX_KEPT_LANES:
+                continue
+            seen.add(key)
+            self.lanes += 1
+            assert table is not None
+            registers = self._words(self.s.child(Kind.REGISTERS, table, index))
+            flags = self._words(self.s.child(Kind.PREDICATES, table, index))
+            predicates = sum(1 << bit for bit, word in enumerate(flags[:7]) if word) if flags is not None else None
+            pc = _pc_offset(values["virtual_pc"], values["function_pc"], entry, values["call_depth"])
+            lanes.append(LaneState(lane, (values["x"], values["y"], values["z"]), pc, registers, predicates, values["virtual_pc"]))
+        return lanes
+
+    def _words(self, section: int | None) -> tuple[int, ...] | None:
+        raw = self.s.bytes_of(section, 4 * limits.MAX_REGISTERS) if section is not None else None
+        if not raw:
+            return None
+        return tuple(np.frombuffer(raw[: len(raw) // 4 * 4], dtype="<u4").tolist())
+
+
+def _pc_offset(virtual: int, function_pc: int, entry: int, depth: int) -> int | None:
+    """Bytes from the kernel's first instruction. The address difference also holds inside a subroutine of the kernel's section."""
+    if entry and entry <= virtual < entry + limits.MAX_FUNCTION_BYTES:
+        return virtual - entry
+    return function_pc if depth <= 1 and function_pc < limits.MAX_FUNCTION_BYTES else None
+
+
+def _dicts(rows: Any) -> list[dict[str, int]]:
+    """A table's rows by field name; the fields that this driver did not write are missing."""
+    if rows is None:
+        return []
+    names = rows.dtype.names
+    return [dict(zip(names, row, strict=True)) for row in rows.tolist()]
