@@ -1,0 +1,322 @@
+"""The prologue of the persistent top-k as terms: when does thread 0 of a CTA enter the barrier path of a row, and when does its
+peer not?
+
+Symbolic execution from the kernel's entry. Free inputs: the row length ``len``, ``stride`` and ``max_seq_len`` (any 32-bit words)
+and the chunk
+size. Concrete: the addresses, the grid, the group shape, the row count and k, so that the launcher's divisions fold; group shapes
+are
+enumerated by the caller. A path ends where the flow analysis knows what happens to the row: ``barrier`` (it cannot end without a
+poll of the
+arrival counter), ``alone`` (it ends without one), or the thread leaves (``exit``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...errors import BudgetError
+from .decode import INSTRUCTION_BYTES, Instruction, SassFunction, decode_row
+from .layout import ConstantLayout
+from .slice_flow import STACK_TOP, Flow, branch_condition, thread_constants
+from .slice_liveness import live_registers, written_registers
+from .symbolic import Environment, ThreadState, step
+from .symbolic_algebra import TermAlgebra
+from .symbolic_terms import MASK, Term, Terms, Word, postorder
+
+__all__ = ["FREE_INPUTS", "GroupShape", "Path", "Prologue", "SliceFacts", "condition_of", "slice_facts", "substitute"]
+
+FREE_INPUTS = ("len", "stride", "max_seq_len", "chunk")
+#: Addresses of the four arrays: their upper halves differ, so that an address tells which array it is in.
+_ARRAYS = {"input": 0x7_1000_0000, "output": 0x7_4000_0000, "lengths": 0x7_7000_0000, "row_states": 0x7_A000_0000}
+MAX_PATHS = 400
+MAX_STEPS = 60_000
+
+
+@dataclass(frozen=True)
+class SliceFacts:
+    """What the exploration needs of a kernel: its instructions by offset and, from the flow analysis, what each block means for a
+    row.
+
+    ``rows``: offset to (opcode, operands, predicate) as printed. ``barrier`` / ``alone``: starts of such blocks; ``heads``: loads
+    of a row
+    length. ``loop_writes``: for each head, the registers that its row loop writes and the local addresses (None: any). ``live``:
+    registers
+    that may be read from a block on, as a bit mask. ``instructions``: how many the function has. ``unfollowed``: branches not
+    followed.
+    """
+
+    name: str
+    sm: int
+    rows: Mapping[int, tuple[str, str, str]]
+    symbols: Mapping[str, int]
+    heads: frozenset[int]
+    barrier: frozenset[int]
+    alone: frozenset[int]
+    polls: tuple[int, ...]
+    arrivals: tuple[int, ...]
+    live: Mapping[int, int]
+    loop_writes: Mapping[int, tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]]
+    instructions: int
+    unfollowed: tuple[int, ...] = ()
+
+    def trimmed(self, touched: frozenset[int]) -> SliceFacts:
+        """Only what an exploration that executed ``touched`` used, for the cache."""
+        keep = touched | self.heads | set(self.polls) | set(self.arrivals)
+        rows = {offset: row for offset, row in self.rows.items() if offset in keep}
+        live = {block: mask for block, mask in self.live.items() if block in touched}
+        return SliceFacts(
+            self.name, self.sm, rows, self.symbols, self.heads, self.barrier & touched, self.alone & touched, self.polls,
+            self.arrivals, live,
+            self.loop_writes, self.instructions, self.unfollowed,
+        )  # fmt: skip
+
+
+def slice_facts(function: SassFunction, flow: Flow) -> SliceFacts:
+    """The facts of a whole function."""
+    loops: dict[int, tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]] = {}
+    for head in flow.lengths:
+        written: set[tuple[str, int]] = set()
+        local: set[int] | None = set()
+        for block in flow.loop_of(head):
+            for offset in range(block, flow.ends[block], INSTRUCTION_BYTES):
+                instruction = function.instructions[offset // INSTRUCTION_BYTES]
+                written.update(written_registers(instruction))
+                if instruction.opcode == "STL" and local is not None:
+                    address = flow.local_writes.get(offset)
+                    local = None if address is None else local | set(range(address, address + 16, 4))
+        loops[head] = (tuple(sorted(written)), None if local is None else tuple(sorted(local)))
+    rows = {position * INSTRUCTION_BYTES: row for position, row in enumerate(function.rows)}
+    return SliceFacts(
+        function.name, function.sm, rows, function.symbols, frozenset(flow.lengths), flow.barrier, flow.alone, flow.polls,
+        flow.arrivals, flow.live,
+        loops, len(function.instructions), flow.unfollowed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """``groups`` of ``ctas`` CTAs over ``rows`` rows; ``group`` and ``member`` say which CTA is meant."""
+
+    ctas: int
+    groups: int
+    rows: int
+    group: int
+    member: int
+
+    @property
+    def cta(self) -> int:
+        return self.group * self.ctas + self.member
+
+    @property
+    def grid(self) -> int:
+        return self.groups * self.ctas
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One path of one CTA's thread 0. ``conditions``: truth values that all hold on it. ``trace``: branches taken, as instruction
+    offsets.
+
+    ``outcome``: see the module; ``head``: stopped in front of a load of a row length. ``state``: registers where it ended.
+    """
+
+    conditions: tuple[Any, ...]
+    outcome: Literal["barrier", "alone", "exit", "head"]
+    end: int
+    trace: tuple[int, ...]
+    state: ThreadState
+    row_loaded: bool
+
+
+@dataclass
+class _Run:
+    """A path being explored."""
+
+    pc: int
+    state: ThreadState
+    conditions: list[Any]
+    trace: list[int]
+    loaded: bool = False
+    left: bool = False
+
+
+def condition_of(paths: Sequence[Path], terms: Terms, outcomes: Sequence[str]) -> Any:
+    """The truth value "the CTA takes one of the paths with these outcomes"."""
+    whole: Any = False
+    for path in paths:
+        if path.outcome in outcomes:
+            part: Any = True
+            for item in path.conditions:
+                part = terms.both(part, item)
+            whole = terms.either(whole, part)
+    return whole
+
+
+def substitute(root: Any, terms: Terms, replacement: Mapping[str, Any]) -> Any:
+    """The term with variables replaced."""
+    done: dict[int, Any] = {}
+    for term in postorder((root,)):
+        if term.op in ("var", "bitvar"):
+            done[id(term)] = replacement.get(term.args[0], term)
+        elif not term.inputs & replacement.keys():
+            done[id(term)] = term
+        else:
+            done[id(term)] = terms.node(term.op, *(done[id(a)] if isinstance(a, Term) else a for a in term.args))
+    return done[id(root)] if isinstance(root, Term) else root
+
+
+@dataclass
+class Prologue:
+    """Explores one kernel. ``layout`` says where the kernel finds its parameters. ``touched``: offsets that were executed or
+    ended a path."""
+
+    facts: SliceFacts
+    layout: ConstantLayout
+    top_k: int
+    terms: Terms = field(default_factory=Terms)
+    steps: int = 0
+    touched: set[int] = field(default_factory=set)
+    _decoded: dict[int, Instruction] = field(default_factory=dict)
+
+    def instruction(self, offset: int) -> Instruction:
+        """The instruction at an offset; KeyError if the facts were trimmed and do not hold it."""
+        found = self._decoded.get(offset)
+        if found is None:
+            found = self._decoded[offset] = decode_row(offset, self.facts.rows[offset], self.facts.symbols)
+        return found
+
+    def _environment(self, shape: GroupShape) -> Environment:
+        terms = self.terms
+        base = self.layout.params
+        words: dict[int, Word] = {self.layout.stack: STACK_TOP, self.layout.grid_dim: shape.grid, self.layout.grid_dim + 4: 1}
+        if self.layout.descriptor is not None:
+            words[self.layout.descriptor] = words[self.layout.descriptor + 4] = 0
+        for position, name in enumerate(("input", "output", "lengths", "row_states")):
+            words[base + 8 * position] = _ARRAYS[name] & MASK
+            words[base + 8 * position + 4] = _ARRAYS[name] >> 32
+        fields = (shape.rows, terms.var("stride"), self.top_k, terms.var("chunk"), shape.ctas, terms.var("max_seq_len"))
+        words.update({base + 32 + 4 * position: value for position, value in enumerate(fields)})
+
+        def load(instruction: Instruction, low: Word, high: Word, size: int) -> list[Word] | None:
+            if size == 4 and instruction.offset in self.facts.heads:
+                return [terms.var("len")]
+            return None
+
+        return Environment(terms, TermAlgebra(terms), words.get, thread_constants(cta=shape.cta), load)
+
+    def first_row(self, shape: GroupShape, *, stop_at_head: bool = False) -> list[Path]:
+        """From the kernel's entry to what happens to the CTA's first row."""
+        return self._explore(self._environment(shape), _Run(0, ThreadState(), [], []), stop_at_head=stop_at_head)
+
+    def later_row(self, shape: GroupShape, start: Path) -> list[Path]:
+        """From the load of a later row's length: whatever the row loop writes is unknown, what it leaves alone is as on ``start``.
+
+        ``start``: a path that ended at ``head``. An over-approximation of every later iteration at once.
+        """
+        state = start.state.copy()
+        files = {"reg": state.regs, "ureg": state.uregs, "pred": state.preds, "upred": state.upreds}
+        written, local = self.facts.loop_writes[start.end]
+        for kind, index in written:
+            files[kind].pop(index, None)
+        if local is None:
+            state.local.clear()
+        else:
+            for address in local:
+                state.local.pop(address, None)
+        return self._explore(
+            self._environment(shape), _Run(start.end, state, list(start.conditions), list(start.trace)), stop_at_head=False
+        )
+
+    def _explore(self, env: Environment, first: _Run, *, stop_at_head: bool) -> list[Path]:
+        done: list[Path] = []
+        queue = [first]
+        while queue:
+            if len(done) + len(queue) > MAX_PATHS:
+                raise BudgetError(f"more than {MAX_PATHS} paths through the prologue of {self.facts.name}")
+            run = queue.pop()
+            outcome = self._follow(env, run, queue, stop_at_head)
+            if outcome is not None:
+                done.append(Path(tuple(run.conditions), outcome, run.pc, tuple(run.trace), run.state, run.loaded))
+        return done
+
+    def _follow(
+        self, env: Environment, run: _Run, queue: list[_Run], stop_at_head: bool
+    ) -> Literal["barrier", "alone", "exit", "head"] | None:
+        """Runs one path to its end; other sides of its branches go into ``queue``. None: the path contradicts itself."""
+        facts, heads = self.facts, self.facts.heads
+        while True:
+            if run.left:
+                return "exit"
+            self.touched.add(run.pc)
+            if run.loaded:
+                if run.pc in facts.barrier:
+                    return "barrier"
+                if run.pc in facts.alone:
+                    return "alone"
+            if stop_at_head and run.pc in heads:
+                return "head"
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise BudgetError(f"more than {MAX_STEPS} instructions in the prologue of {self.facts.name}")
+            instruction = self.instruction(run.pc)
+            opcode = instruction.opcode
+            after = run.pc + INSTRUCTION_BYTES
+            if opcode == "EXIT":
+                taken = branch_condition(env, run.state, instruction)
+                if taken is True:
+                    return "exit"
+                if taken is not False:
+                    gone = _Run(run.pc, run.state.copy(), [*run.conditions, taken], [*run.trace, run.pc], run.loaded, left=True)
+                    if _consistent(gone.conditions, self.terms):
+                        queue.append(gone)
+                    run.conditions.append(self.terms.negated(taken))
+                    run.trace.append(run.pc)
+                    if not _consistent(run.conditions, self.terms):
+                        return None
+                run.pc = after
+            elif opcode == "BRA" and not instruction.has("DIV"):
+                taken = branch_condition(env, run.state, instruction)
+                if instruction.target is None or taken is False:
+                    run.pc = after
+                elif taken is True:
+                    run.pc = instruction.target
+                else:
+                    other = _Run(instruction.target, run.state.copy(), [*run.conditions, taken], [*run.trace, run.pc], run.loaded)
+                    if _consistent(other.conditions, self.terms):
+                        queue.append(other)
+                    run.conditions.append(self.terms.negated(taken))
+                    run.trace.append(run.pc)
+                    if not _consistent(run.conditions, self.terms):
+                        return None
+                    run.pc = after
+            elif opcode in ("CALL", "RET", "BRX", "JMP", "JMX"):
+                raise BudgetError(
+                    f"the prologue calls a subroutine before the row is decided: {instruction.where(self.facts.name)}"
+                )
+            else:
+                step(env, run.state, instruction, self.facts.name)
+                run.loaded = run.loaded or run.pc in heads
+                run.pc = after
+
+    def interesting(self, state: ThreadState, block: int) -> list[tuple[str, Any]]:
+        """Values that depend on the length and may be read from ``block`` on, by register name; local memory always counts."""
+        files = {"reg": state.regs, "ureg": state.uregs, "pred": state.preds, "upred": state.upreds}
+        names = {"reg": "R", "ureg": "UR", "pred": "P", "upred": "UP"}
+        out: list[tuple[str, Any]] = []
+        for kind, index in live_registers(self.facts.live.get(block, 0)):
+            value = files[kind].get(index)
+            if isinstance(value, Term) and "len" in value.inputs:
+                out.append((f"{names[kind]}{index}", value))
+        out.extend((f"local+{STACK_TOP - a:#x}", v) for a, v in state.local.items() if isinstance(v, Term) and "len" in v.inputs)
+        return out
+
+
+def _consistent(conditions: list[Any], terms: Terms) -> bool:
+    """False if the conditions contradict each other syntactically."""
+    newest = conditions[-1]
+    if newest is False:
+        return False
+    opposite = terms.negated(newest)
+    return not any(item is opposite for item in conditions)
