@@ -1,11 +1,12 @@
 """A decode workload on one GPU: captured once per graph size, replayed with new lengths, watched without ever waiting for it.
 
-Per captured size there is one CUDA graph of ``layers`` x (row states zeroed by a memset node, as vLLM does from 0.20.2; one launch of
-the kernel with frozen parameters; one 4-byte copy that counts finished layers into host memory). A step changes only device memory:
-lengths, and which of a few seeded logits arrays each layer reads. Completion is asked for with event queries alone.
+Per captured size there is one CUDA graph of ``layers`` x (row states zeroed by a memset node, as vLLM does from 0.20.2; one
+launch of the kernel with frozen parameters; one 4-byte copy that counts finished layers into host memory). A step changes only
+device memory: lengths, and which of a few seeded logits arrays each layer reads. Completion is asked for with event queries alone.
 
-Everything that is needed while the device hangs exists and was used before: a side stream of the highest priority, pinned buffers for
-reading the row states and for writing one word. Runs in a child process (``device_child``); nothing here is for several threads.
+Everything that is needed while the device hangs exists and was used before: a side stream of the highest priority, pinned
+buffers for reading the row states and for writing one word. Runs in a child process (``device_child``); nothing here is for
+several threads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import DeadlineError, OurFaultError, PlanError, UnavailableError
 from .abi import ARRIVAL_COUNTER_OFFSET, PARAMS_SIZE, ROW_STATE_SIZE, THREADS_PER_CTA, WORKSPACE_BYTES, TopKParams
-from .driver import CudaCallError, DeviceInfo, Driver, Handle, PinnedBuffer
+from .driver import CudaCallError, DeviceInfo, Driver, Handle
 from .plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _UNWRITTEN = -2
 _OTHER_GROUPS_AFTER_S = 0.1
 #: Between two writes into the same counter, seconds: every layer's memset node wipes what was written before it.
 _REWRITE_EVERY_S = 0.001
+#: After a layer retired, the next one has been launched and hangs after so long, seconds.
+_NEXT_LAYER_AFTER_S = 0.0001
 
 
 def launch_document(plan: LaunchPlan) -> dict[str, Any]:
@@ -49,7 +52,9 @@ def launch_of(document: Mapping[str, Any]) -> LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the child is to set up. ``launches`` by graph rows. ``cubin`` is empty where torch's op launches (``library``: its file)."""
+    """What the child is to set up. ``launches`` by graph rows. ``cubin`` is empty where torch's op launches (``library``: its
+    file).
+    """
 
     function: str
     top_k: int
@@ -65,19 +70,22 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step that ended. ``wrong``: rows whose chosen set is not the reference's, with layer, row, length and why."""
+    """A step that ended. ``wrong``: rows of live requests whose chosen set is not the reference's, with layer, row, length and why;
+    ``padding_wrong``: the same of padding rows, whose results nobody reads.
+    """
 
     index: int
     state: str
     milliseconds: float
     wrong: tuple[Mapping[str, Any], ...] = ()
+    padding_wrong: tuple[Mapping[str, Any], ...] = ()
     rows_checked: int = 0
     error: str = ""
 
     def document(self) -> dict[str, Any]:
         return {
             "index": self.index, "state": self.state, "ms": self.milliseconds, "wrong": list(self.wrong),
-            "rows_checked": self.rows_checked, "error": self.error,
+            "padding_wrong": list(self.padding_wrong), "rows_checked": self.rows_checked, "error": self.error,
         }  # fmt: skip
 
 
@@ -125,6 +133,7 @@ class _Pending:
     size: CapturedSize
     lengths: list[int]
     check: list[int]
+    live_rows: int
     began: float
 
 
@@ -144,7 +153,9 @@ class DeviceWorkload:
     ``poll``, ``read_row_states``, ``release``.
     """
 
-    def __init__(self, driver: Driver, setup: Setup, *, clock: Clock = SYSTEM, note: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(
+        self, driver: Driver, setup: Setup, *, clock: Clock = SYSTEM, note: Callable[[str], None] = lambda _text: None
+    ) -> None:
         if not setup.launches:
             raise PlanError("no launch to capture: every batch of this plan goes to another kernel, or there are no steps")
         if setup.layers < 1:
@@ -176,9 +187,13 @@ class DeviceWorkload:
         driver, setup = self._driver, self._setup
         for rows, plan in setup.launches.items():
             if plan.path != "persistent":
-                raise PlanError(f"{rows} rows go to the {plan.path} kernel, not to this one: {plan.refusal or '; '.join(plan.notes)}")
+                raise PlanError(
+                    f"{rows} rows go to the {plan.path} kernel, not to this one: {plan.refusal or '; '.join(plan.notes)}"
+                )
             if plan.state_bytes > WORKSPACE_BYTES:
-                raise PlanError(f"{plan.groups} groups need {plan.state_bytes} bytes of row states, the caller has {WORKSPACE_BYTES}")
+                raise PlanError(
+                    f"{plan.groups} groups need {plan.state_bytes} bytes of row states, the caller has {WORKSPACE_BYTES}"
+                )
         self._check_memory()
         facts: dict[str, Any] = {"function": setup.function, "layers": setup.layers, "sizes": []}
         facts["attributes"] = self._load()
@@ -238,7 +253,8 @@ class DeviceWorkload:
         )
         for target, array in zip(size.pool, host_pool, strict=True):
             driver.copy_in(target, array.ctypes.data, rows_bytes, self._stream)
-        # Once outside the capture, with lengths of 0: loads the code and whatever the launcher asks the driver for on its first call.
+        # Once outside the capture, with lengths of 0: loads the code and whatever the launcher asks the driver for on its
+        # first call.
         driver.fill(size.lengths, 0, plan.rows, self._stream)
         self._launch_layer(size, 0)
         driver.record(self._end, self._stream)
@@ -260,18 +276,15 @@ class DeviceWorkload:
         """One layer on the stream: the row states' memset and the launch."""
         plan = size.plan
         self._driver.fill(self._workspace, 0, plan.state_bytes // 4, self._stream)
-        params = plan.params(
-            input=size.logits[layer % len(size.logits)],
-            output=size.outputs + 4 * plan.rows * plan.top_k * layer,
-            lengths=size.lengths,
-            row_states=self._workspace,
-        )
-        self._driver.launch(self._function, plan.grid, THREADS_PER_CTA, plan.dynamic_smem, params.pack(), self._stream)
+        params = self._params(size, layer).pack()
+        self._driver.launch(self._function, plan.grid, THREADS_PER_CTA, plan.dynamic_smem, params, self._stream)
 
     def _describe(self, size: CapturedSize) -> dict[str, Any]:
         """What was really captured, beside what was planned: grids and frozen parameters read back from the graph."""
         plan = size.plan
-        nodes = [node for node in self._driver.kernel_nodes(size.graph, PARAMS_SIZE) if "topk" in node.function or not node.function]
+        nodes = [
+            node for node in self._driver.kernel_nodes(size.graph, PARAMS_SIZE) if "topk" in node.function or not node.function
+        ]
         differences: list[str] = []
         launched: list[dict[str, Any]] = []
         for node in nodes:
@@ -327,8 +340,11 @@ class DeviceWorkload:
         """Whether a step is on the device."""
         return self._pending is not None
 
-    def launch(self, index: int, rows: int, lengths: Sequence[int], check: Sequence[int]) -> None:
-        """Put one step on the stream: lengths and logits in, the captured graph, results of the layers ``check`` out. Never waits."""
+    def launch(self, index: int, rows: int, lengths: Sequence[int], check: Sequence[int], live_rows: int | None = None) -> None:
+        """Put one step on the stream: lengths and logits in, the captured graph, results of the layers ``check`` out. Never waits.
+
+        ``live_rows``: how many of the rows belong to live requests (they come first); None: all.
+        """
         if self._pending is not None:
             raise OurFaultError("a step was launched while another is pending")
         size = self._sizes.get(rows)
@@ -349,9 +365,13 @@ class DeviceWorkload:
         layer_bytes = 4 * rows * plan.top_k
         checked = sorted({layer for layer in check if 0 <= layer < self._setup.layers})
         for slot, layer in enumerate(checked):
-            driver.copy_out(self._results.address + slot * layer_bytes, size.outputs + layer * layer_bytes, layer_bytes, self._stream)
+            driver.copy_out(
+                self._results.address + slot * layer_bytes, size.outputs + layer * layer_bytes, layer_bytes, self._stream
+            )
         driver.record(self._copied, self._stream)
-        self._pending = _Pending(index, size, list(lengths), checked, self._clock.monotonic())
+        self._pending = _Pending(
+            index, size, list(lengths), checked, rows if live_rows is None else live_rows, self._clock.monotonic()
+        )
 
     def progress(self) -> int:
         """Layers of the pending step that have finished, read from host memory: costs the device nothing."""
@@ -374,25 +394,31 @@ class DeviceWorkload:
             self._pending = None
             return StepResult(pending.index, "fault", _ms_since(self._clock, pending.began), error=str(error))
         self._pending = None
-        wrong, checked = self._check(pending)
-        return StepResult(pending.index, "wrong" if wrong else "done", milliseconds, tuple(wrong), checked)
+        found, checked = self._check(pending)
+        wrong = tuple(item for item in found if item["row"] < pending.live_rows)
+        padding = tuple(item for item in found if item["row"] >= pending.live_rows)
+        return StepResult(pending.index, "wrong" if wrong else "done", milliseconds, wrong, padding, checked)
 
     def _check(self, pending: _Pending) -> tuple[list[dict[str, Any]], int]:
         import numpy as np
 
-        from .reference import check_row
+        from .reference import check_rows
 
         plan = pending.size.plan
         layer_words = plan.rows * plan.top_k
         results = np.frombuffer(self._results.view, dtype=np.int32)
+        lengths = np.array(pending.lengths, dtype=np.int64)
+        # Candidates behind the longest row cannot be chosen by a right answer; leaving them out of the reference saves its time.
+        longest = max(int(np.clip(lengths, 0, plan.stride).max()), 1)
         wrong: list[dict[str, Any]] = []
         for slot, layer in enumerate(pending.check):
             chosen = results[slot * layer_words : (slot + 1) * layer_words].reshape(plan.rows, plan.top_k)
             logits = pending.size.host_pool[(pending.index + layer % len(pending.size.logits)) % ROTATION]
-            for row, length in enumerate(pending.lengths):
-                why = check_row(logits[row], length, plan.top_k, chosen[row])
-                if why:
-                    wrong.append({"layer": layer, "row": row, "length": length, "why": str(why)})
+            wrong.extend(
+                {"layer": layer, "row": verdict.row, "length": verdict.length, "why": verdict.text}
+                for verdict in check_rows(chosen, logits[:, :longest], lengths, plan.top_k)
+                if not verdict.ok
+            )
         return wrong, len(pending.check) * plan.rows
 
     # -- while it hangs ------------------------------------------------------------------------------------------------------
@@ -411,6 +437,22 @@ class DeviceWorkload:
     def row_states_address(self) -> int:
         """Device address of the first row state."""
         return self._workspace
+
+    def frozen_params(self) -> bytes:
+        """The parameters, as frozen at capture, of the pending step's launch that has not finished; empty if no step is pending."""
+        if self._pending is None:
+            return b""
+        size = self._pending.size
+        return self._params(size, min(self.progress(), self._setup.layers - 1)).pack()
+
+    def _params(self, size: CapturedSize, layer: int) -> TopKParams:
+        plan = size.plan
+        return plan.params(
+            input=size.logits[layer % len(size.logits)],
+            output=size.outputs + 4 * plan.rows * plan.top_k * layer,
+            lengths=size.lengths,
+            row_states=self._workspace,
+        )
 
     def release(self, address: int, value: int, timeout_s: float = 10.0) -> ReleaseResult:
         """Write ``value`` into the word at ``address`` until the pending graph retires: each of its layers hangs in turn.
@@ -450,6 +492,9 @@ class DeviceWorkload:
                     if outcome.first_ms is None:
                         outcome.first_ms = outcome.layers_ms[0]
                     layer, layer_began = finished, now
+                    # The next layer's memset comes at once and would wipe a write that is already on its way: a moment later
+                    # is enough.
+                    pause = Deadline(_NEXT_LAYER_AFTER_S, self._clock)
                 if result is not None:
                     outcome.result = result
                     outcome.retired = result.state != "fault"

@@ -7,8 +7,8 @@ Conversation over ``channel`` (one JSON object a message):
 * parent: ``step``; child: ``progress`` every 20 ms while the step is pending, then ``step``
 * parent, at any time: ``row_states``, ``release``, ``status``, ``ping``, ``exit``; child: a message with the same ``re``
 
-It dies with its parent, lets any process of this user attach to it (``PR_SET_PTRACER``), and leaves by ``os._exit``: destructors of a
-wedged context would wait for ever.
+It dies with its parent, lets any process of this user attach to it (``PR_SET_PTRACER``), and leaves by ``os._exit``:
+destructors of a wedged context would wait for ever.
 """
 
 from __future__ import annotations
@@ -177,11 +177,13 @@ class _Session:
         # The first heartbeat comes HEARTBEAT_S after the launch: healthy steps send none.
         self._launched = self._last_beat = self._clock.monotonic()
         try:
-            workload.launch(int(message["index"]), int(message["rows"]), message["lengths"], message.get("check", ()))
+            rows = int(message["rows"])
+            live = int(message.get("live_rows", rows))
+            workload.launch(int(message["index"]), rows, message["lengths"], message.get("check", ()), live)
         except CudaCallError as error:
             self._channel.send(
                 {"type": "step", "re": "step", "index": message["index"], "state": "fault", "ms": 0.0, "wrong": [],
-                 "rows_checked": 0, "error": str(error), "layers_done": 0}
+                 "padding_wrong": [], "rows_checked": 0, "error": str(error), "layers_done": 0}
             )  # fmt: skip
 
     def _do_row_states(self, message: Mapping[str, Any]) -> None:
@@ -201,7 +203,7 @@ class _Session:
             {
                 "type": "row_states", "re": "row_states", "address": workload.row_states_address, "bytes": len(raw),
                 "read_ms": first_ms, "unchanged": raw == again, "groups": counters_of(raw), "pending": workload.pending,
-                "layers_done": workload.progress(), "path": str(path) if path else "",
+                "layers_done": workload.progress(), "path": str(path) if path else "", "params": workload.frozen_params().hex(),
             }
         )  # fmt: skip
 

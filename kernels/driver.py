@@ -7,7 +7,7 @@ opaque objects of ``cuda.bindings``; addresses and sizes are plain ints in bytes
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,9 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
-    """A kernel launch inside a captured graph, as the driver kept it. ``params``: the first parameter's bytes (``size`` asked for)."""
+    """A kernel launch inside a captured graph, as the driver kept it. ``params``: the first parameter's bytes (``size`` asked
+    for).
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -102,8 +104,8 @@ class PinnedBuffer:
 class Driver:
     """The calls, bound to one device's primary context after ``open``. Not for several threads.
 
-    Raises NoDriverError (no libcuda, or a driver that does not answer), NoDeviceError (no such GPU), KernelNotFoundError (no code for
-    this GPU, no such function) and CudaCallError (everything else).
+    Raises NoDriverError (no libcuda, or a driver that does not answer), NoDeviceError (no such GPU), KernelNotFoundError (no
+    code for this GPU, no such function) and CudaCallError (everything else).
     """
 
     def __init__(self) -> None:
@@ -144,7 +146,9 @@ class Driver:
         """What the driver says of device ``ordinal`` (CUDA's numbering in this process). Makes no context."""
         count = int(self._call("cuDeviceGetCount"))
         if not 0 <= ordinal < count:
-            raise NoDeviceError(f"no device {ordinal}: the driver shows {count}", help_text="See: nvidia-smi -L, CUDA_VISIBLE_DEVICES")
+            raise NoDeviceError(
+                f"no device {ordinal}: the driver shows {count}", help_text="See: nvidia-smi -L, CUDA_VISIBLE_DEVICES"
+            )
         device = self._call("cuDeviceGet", ordinal)
         wanted = {
             "major": "COMPUTE_CAPABILITY_MAJOR", "minor": "COMPUTE_CAPABILITY_MINOR", "sm_count": "MULTIPROCESSOR_COUNT",
@@ -282,16 +286,16 @@ class Driver:
     # -- launches and graphs -----------------------------------------------------------------------------------------------
 
     def launch(
-        self, function: Handle, grid: int, threads: int, dynamic_smem: int, params: bytes, stream: Handle, *, keep: bool = True
+        self, function: Handle, grid: int, threads: int, dynamic_smem: int, params: bytes | Sequence[bytes], stream: Handle
     ) -> None:
-        """One launch of a kernel with a single by-value parameter struct. ``keep``: hold the parameter bytes for ever."""
-        buffer = ctypes.create_string_buffer(params, len(params))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        if keep:
-            self._keep.append((buffer, pointers))
-        self._call(
-            "cuLaunchKernel", function, grid, 1, 1, threads, 1, 1, dynamic_smem, stream, ctypes.addressof(pointers), 0
-        )  # fmt: skip
+        """One launch. ``params``: the single by-value struct's bytes, or one bytes object a parameter; kept for ever, as
+        graphs are.
+        """
+        each = [params] if isinstance(params, bytes) else list(params)
+        buffers = [ctypes.create_string_buffer(raw, len(raw)) for raw in each]
+        pointers = (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(buffer) for buffer in buffers))
+        self._keep.append((buffers, pointers))
+        self._call("cuLaunchKernel", function, grid, 1, 1, threads, 1, 1, dynamic_smem, stream, ctypes.addressof(pointers), 0)
 
     def begin_capture(self, stream: Handle) -> None:
         """From here on, what is put on ``stream`` becomes graph nodes instead of running."""

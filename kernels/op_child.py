@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import KernelNotFoundError, ToolMissingError
 from .abi import WORKSPACE_BYTES
-from .device import DeviceWorkload, Setup, CapturedSize
+from .device import CapturedSize, DeviceWorkload, Setup
 from .device_child import main as child_main
 from .driver import Driver
 
@@ -54,7 +54,8 @@ class OpWorkload(DeviceWorkload):
             self._op: Any = torch.ops._C.persistent_topk
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
             raise KernelNotFoundError(
-                f"torch {torch.__version__} cannot load torch.ops._C.persistent_topk from {library or 'the installed vLLM'}: {error}",
+                f"torch {torch.__version__} cannot load torch.ops._C.persistent_topk from "
+                f"{library or 'the installed vLLM'}: {error}",
                 help_text="Launch the same machine code without torch: --via driver",
             ) from error
         device = self._setup.ordinal

@@ -1,7 +1,8 @@
 """A workload's child process: spawned, heard over a socket pair, ended in steps, never left behind.
 
-Start and run have separate deadlines. The child leads its own session, so Ctrl-C reaches the parent alone, which then decides; it dies
-with the parent (``kernels.device_child``). Ending is exit by request, SIGTERM, SIGKILL; one that outlives SIGKILL is a finding.
+Start and run have separate deadlines. The child leads its own session, so Ctrl-C reaches the parent alone, which then decides;
+it dies with the parent (``kernels.device_child``). Ending is exit by request, SIGTERM, SIGKILL; one that outlives SIGKILL is a
+finding.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Child:
         command: Sequence[str] | None = None,
         clock: Clock = SYSTEM,
     ) -> Child:
-        """Start ``python -m module FD *arguments PARENT_PID`` with output into ``folder``. ``command`` replaces the first three words.
+        """Start ``python -m module FD *arguments PARENT_PID`` with output into ``folder``. ``command`` replaces the first
+        three words.
 
         The caller must be the main thread: the kernel ties "die with the parent" to the thread that spawned.
         """
@@ -97,7 +99,13 @@ class Child:
         try:
             with (folder / "child.out").open("ab") as out, (folder / "child.err").open("ab") as err:
                 process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, pass_fds=(theirs.fileno(),), start_new_session=True
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=env,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
                 )
         except OSError as error:
             ours.close()

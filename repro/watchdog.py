@@ -1,13 +1,14 @@
 """Is the step hung? A pure state machine over samples; nothing here reads a clock or a device.
 
-HUNG needs a signal from the device: the event behind the step has not completed for longer than any healthy step takes, and the count
-of finished layers, which the device itself writes, does not move - said by a host process that demonstrably still runs. NVML and GPM
-corroborate (a kernel is resident, no memory traffic) or contradict (the device is idle: then the work never got there, and the verdict
-stays SUSPECT). A host process that does not answer is SUSPECT, never HUNG: from outside, a driver call that waits looks the same.
+HUNG needs a signal from the device: the event behind the step has not completed for longer than any healthy step takes, and
+the count of finished layers, which the device itself writes, does not move - said by a host process that demonstrably still
+runs. NVML and GPM corroborate (a kernel is resident, no memory traffic) or contradict (the device is idle: then the work never
+got there, and the verdict stays SUSPECT). A host process that does not answer is SUSPECT, never HUNG: from outside, a driver
+call that waits looks the same.
 
-Deadline of a step: 50 x the median of the healthy steps, at least 0.25 s, at most the step's own time-out. A step of 21 top-k launches takes
-1 to 2 ms, so 0.25 s is more than 100 of them, and longer than the 1/6 s over which NVML averages utilisation: one NVML sample then lies
-wholly inside the hang. Until a healthy step is known it is 0.75 s.
+Deadline of a step: 50 x the median of the healthy steps, at least 0.25 s, at most the step's own time-out. A step of 21 top-k
+launches takes 1 to 2 ms, so 0.25 s is more than 100 of them, and longer than the 1/6 s over which NVML averages utilisation:
+one NVML sample then lies wholly inside the hang. Until a healthy step is known it is 0.75 s.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Limits:
 class Sample:
     """All that is known at ``at`` (seconds on one clock, as in the GPU samples).
 
-    ``heard_at``: when the child last said that its step is still pending, None if it has not yet. ``layers_done``: by the device's own
-    count, as of then. ``host_state``: the child's state letter from /proc.
+    ``heard_at``: when the child last said that its step is still pending, None if it has not yet. ``layers_done``: by the
+    device's own count, as of then. ``host_state``: the child's state letter from /proc.
     """
 
     at: float
@@ -57,7 +58,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The verdict at ``at`` with its reasons: facts with their numbers, the deciding ones first. ``layer``: the one that does not end."""
+    """The verdict at ``at`` with its reasons: facts with their numbers, the deciding ones first. ``layer``: the one that does
+    not end.
+    """
 
     level: Level
     at: float
@@ -141,7 +144,9 @@ class Watchdog:
         if self._gpm is not None and self._gpm.graphics_util == 0.0:
             return f"contradiction: GPM saw no work at all for {self._gpm.end - self._gpm.begin:.2f} s: the step may never have reached the device"
         if self._idle_since is not None and at - self._idle_since >= self.limits.idle_s:
-            return f"contradiction: NVML has shown 0 % for {at - self._idle_since:.1f} s: the step may never have reached the device"
+            return (
+                f"contradiction: NVML has shown 0 % for {at - self._idle_since:.1f} s: the step may never have reached the device"
+            )
         return ""
 
     def _silent(self, sample: Sample, silence_s: float) -> tuple[str, ...]:
@@ -154,7 +159,11 @@ class Watchdog:
 
     def _facts(self, sample: Sample, still_s: float, deadline: float) -> tuple[str, ...]:
         known = len(self._healthy_ms)
-        basis = f"median of {known} healthy steps {statistics.median(self._healthy_ms):.2f} ms" if known else "no healthy step known yet"
+        basis = (
+            f"median of {known} healthy steps {statistics.median(self._healthy_ms):.2f} ms"
+            if known
+            else "no healthy step known yet"
+        )
         age_ms = 1e3 * (sample.at - (sample.heard_at if sample.heard_at is not None else sample.at))
         facts = [
             f"step {self._step}: the event behind it has not completed {1e3 * (sample.at - self._began):.0f} ms after the launch "
@@ -164,7 +173,9 @@ class Watchdog:
             facts.append(
                 f"{self._layers_done} of {self._layers} layers finished by the device's own count, unchanged for {1e3 * still_s:.0f} ms"
             )
-        facts.append(f"the host thread still answers: last word {max(age_ms, 0.0):.0f} ms ago, state {sample.host_state or 'not read'}")
+        facts.append(
+            f"the host thread still answers: last word {max(age_ms, 0.0):.0f} ms ago, state {sample.host_state or 'not read'}"
+        )
         return (*facts, *self._corroboration())
 
     def _corroboration(self) -> tuple[str, ...]:

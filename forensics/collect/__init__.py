@@ -1,8 +1,8 @@
 """Collectors: the only part of ``forensics`` that touches processes and devices, one module a source.
 
-A collector has a name, says what it does to its target (``disturbance``), has its own deadline, and returns a ``Collected``: files on
-disk, small facts, and for whatever it could not read an ``Unread`` with the reason and the remedy. It never returns an empty list for
-"could not read". ``run_collector`` holds that an observer may fail but must not break the run.
+A collector has a name, says what it does to its target (``disturbance``), has its own deadline, and returns a ``Collected``:
+files on disk, small facts, and for whatever it could not read an ``Unread`` with the reason and the remedy. It never returns
+an empty list for "could not read". ``run_collector`` holds that an observer may fail but must not break the run.
 """
 
 from __future__ import annotations

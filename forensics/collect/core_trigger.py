@@ -1,8 +1,8 @@
 """The user-triggered GPU core dump: one byte into a pipe that the driver made. It ends the target's CUDA context.
 
-The environment must be set before the process starts CUDA (``DumpSettings.environment``). Facts used: variables and the 1023-character
-limit of the pipe's name from the CUDA-GDB manual ("GPU core dump support"); light flags, one byte being enough, 42 ms of writing, and
-that the context is lost afterwards were measured on an H200 (driver 580.159.04).
+The environment must be set before the process starts CUDA (``DumpSettings.environment``). Facts used: variables and the
+1023-character limit of the pipe's name from the CUDA-GDB manual ("GPU core dump support"); light flags, one byte being enough,
+42 ms of writing, and that the context is lost afterwards were measured on an H200 (driver 580.159.04).
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ class CoreDumpCollector:
                         unread=(Unread("GPU core dump", f"not whole {self.deadline_s:g} s after the trigger: {size} bytes", ""),),
                     )  # fmt: skip
                 return self._unread(
-                    f"no file {self.deadline_s:g} s after the trigger", "The driver's thread may be blocked; attach cuda-gdb instead.",
+                    f"no file {self.deadline_s:g} s after the trigger",
+                    "The driver's thread may be blocked; attach cuda-gdb instead.",
                     log=log[-2000:],
                 )  # fmt: skip
             self._clock.sleep(0.005)

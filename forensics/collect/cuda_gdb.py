@@ -1,8 +1,9 @@
 """cuda-gdb on a live process: attach, read by script, detach. Freezes the process meanwhile; it goes on afterwards.
 
-Facts used: the deadline belongs inside the debugger, because ending it in the middle of the attach can take the target along (vLLM and
-TensorRT-LLM debugging notes; CUDA-GDB manual, "Attaching"); ``set auto-solib-add off`` before attaching saves the loading of host symbols
-(0.7 s instead of 12 s, measured on an H200 with cuda-gdb 13.0). The transcript is kept as it came; ``forensics.cuda_gdb_text`` reads it.
+Facts used: the deadline belongs inside the debugger, because ending it in the middle of the attach can take the target along
+(vLLM and TensorRT-LLM debugging notes; CUDA-GDB manual, "Attaching"); ``set auto-solib-add off`` before attaching saves the
+loading of host symbols (0.7 s instead of 12 s, measured on an H200 with cuda-gdb 13.0). The transcript is kept as it came;
+``forensics.cuda_gdb_text`` reads it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PYTHON = re.compile(r"^dsv4-python (\d+)\.(\d+)", re.MULTILINE)
 _FAILURES: tuple[tuple[str, str, str], ...] = (
     ("ptrace: operation not permitted", "ptrace is refused",
      "Run as root, or: sysctl kernel.yama.ptrace_scope=0; in Docker add --cap-add=SYS_PTRACE"),
-    ("could not attach to process", "the process cannot be attached to", "Is another debugger or tool attached? Does the process still live?"),
+    ("could not attach to process", "the process cannot be attached to", "Is another debugger attached? Does the process still live?"),
     ("no such process", "there is no such process", "Check the pid, and the pid namespace (containers)."),
     ("could not allocate operating system resources for attaching", "the driver has no resources for the attach",
      "Attach from inside the target's container, with its root file system writable."),
@@ -60,10 +61,8 @@ class CudaGdb:
 
 
 def _candidates(environment: Mapping[str, str]) -> list[Path]:
-    found: list[Path] = []
-    for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"):
-        if environment.get(name):
-            found.append(Path(environment[name]) / "bin" / "cuda-gdb")
+    roots = [environment[name] for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX") if environment.get(name)]
+    found = [Path(root) / "bin" / "cuda-gdb" for root in roots]
     on_path = shutil.which("cuda-gdb", path=environment.get("PATH"))
     if on_path:
         found.append(Path(on_path))
@@ -77,7 +76,8 @@ def _candidates(environment: Mapping[str, str]) -> list[Path]:
 
 
 def find_cuda_gdb(environment: Mapping[str, str] | None = None) -> Path:
-    """The first cuda-gdb of CUDA_HOME, CUDA_PATH, the conda environment, PATH and /usr/local. ToolMissingError naming where it looked.
+    """The first cuda-gdb of CUDA_HOME, CUDA_PATH, the conda environment, PATH and /usr/local. ToolMissingError naming where it
+    looked.
 
     ``DSV4_REPRO_CUDA_GDB`` names one and wins.
     """
@@ -96,7 +96,15 @@ def find_cuda_gdb(environment: Mapping[str, str] | None = None) -> Path:
 def probe_cuda_gdb(path: Path, folder: Path, *, deadline_s: float = 15.0, clock: Clock = SYSTEM) -> CudaGdb:
     """Version and Python of a cuda-gdb, by starting it once without a target. ToolMissingError if it does not run."""
     output = folder / "cuda_gdb_probe.txt"
-    argv = [str(path), "-q", "-batch", "-ex", "show version", "-ex", "python import sys; print('dsv4-python', sys.version.split()[0])"]
+    argv = [
+        str(path),
+        "-q",
+        "-batch",
+        "-ex",
+        "show version",
+        "-ex",
+        "python import sys; print('dsv4-python', sys.version.split()[0])",
+    ]
     try:
         done = run_tool(argv, deadline_s, output=output, environment=_environment(folder), clock=clock)
     except OSError as error:
@@ -126,6 +134,7 @@ def _environment(folder: Path, settings: Mapping[str, Any] | None = None) -> dic
 def debugger_command(tool: CudaGdb, pid: int) -> list[str]:
     """The command line that attaches, reads and detaches. Without Python in cuda-gdb, the plain script line by line."""
     command = [str(tool.path), "-q", "-batch", "-iex", "set auto-solib-add off", "-iex", "set pagination off"]
+    command += ["-iex", "set auto-load python-scripts off"]
     if tool.python is not None:
         return [*command, "-iex", f"source {SCRIPTS / 'deadline.py'}", "-p", str(pid), "-x", str(SCRIPTS / "hang.py")]
     command += ["-p", str(pid), "-ex", "echo dsv4-repro: stage reading 0\\n"]
@@ -219,10 +228,18 @@ class CudaGdbCollector:
         unread.extend(self._judge(text, stages, process.poll()))
         state = self._parse(text, unread)
         if "dsv4-repro: out of time" in text:
-            unread.append(Unread("cuda-gdb", f"the script's deadline of {self._inner_s:g} s came before its end", "Raise the deadline."))
+            unread.append(
+                Unread("cuda-gdb", f"the script's deadline of {self._inner_s:g} s came before its end", "Raise the deadline.")
+            )
         write_artefact(self._folder / "cuda_gdb_command.json", json.dumps(debugger_command(self._tool, self._pid)))
         return Collected(
-            self.name, self.disturbance, seconds, files=(CollectedFile("cuda-gdb", path),), state=state, facts=facts, unread=tuple(unread)
+            self.name,
+            self.disturbance,
+            seconds,
+            files=(CollectedFile("cuda-gdb", path),),
+            state=state,
+            facts=facts,
+            unread=tuple(unread),
         )
 
     def _judge(self, text: str, stages: Mapping[str, float], status: int | None) -> list[Unread]:
@@ -231,9 +248,13 @@ class CudaGdbCollector:
             if mark in lowered:
                 return [Unread("cuda-gdb attach", meaning, remedy)]
         if "reading" not in stages:
-            return [Unread("cuda-gdb attach", f"the debugger ended (status {status}) before it read anything", "See the transcript.")]
+            return [
+                Unread("cuda-gdb attach", f"the debugger ended (status {status}) before it read anything", "See the transcript.")
+            ]
         if "dsv4-repro: no kernels" in text or re.search(r"No CUDA kernels", text):
-            return [Unread("cuda-gdb kernels", "attached, and no kernel is shown", "Wrong process? Or the kernel retired meanwhile.")]
+            return [
+                Unread("cuda-gdb kernels", "attached, and no kernel is shown", "Wrong process? Or the kernel retired meanwhile.")
+            ]
         return []
 
     def _parse(self, text: str, unread: list[Unread]) -> DeviceState | None:

@@ -60,7 +60,9 @@ class Gpm:
         try:
             support = self._n.nvmlGpmQueryDeviceSupport(self._handle)
             if not support.isSupportedDevice:
-                raise UnavailableError("GPM: this card does not support it", help_text="NVML's utilisation and power still are read.")
+                raise UnavailableError(
+                    "GPM: this card does not support it", help_text="NVML's utilisation and power still are read."
+                )
             self._before = self._n.nvmlGpmSampleAlloc()
             self._after = self._n.nvmlGpmSampleAlloc()
             self._n.nvmlGpmSampleGet(self._handle, self._before)

@@ -41,7 +41,9 @@ class HostStackCollector:
     name = "host_stacks"
     disturbance: Disturbance = "pauses"
 
-    def __init__(self, pid: int, folder: Path, *, deadline_s: float = 10.0, clock: Clock = SYSTEM, tool: Path | None = None) -> None:
+    def __init__(
+        self, pid: int, folder: Path, *, deadline_s: float = 10.0, clock: Clock = SYSTEM, tool: Path | None = None
+    ) -> None:
         self._pid = pid
         self._folder = folder
         self._clock = clock
@@ -54,17 +56,27 @@ class HostStackCollector:
         path.parent.mkdir(parents=True, exist_ok=True)
         done = run_tool([str(tool), "dump", "--pid", str(self._pid)], self.deadline_s, output=path, clock=self._clock)
         if done.expired:
-            why = Unread("host stacks", f"py-spy did not end within {self.deadline_s:g} s", f"py-spy dump --nonblocking --pid {self._pid}")
+            why = Unread(
+                "host stacks", f"py-spy did not end within {self.deadline_s:g} s", f"py-spy dump --nonblocking --pid {self._pid}"
+            )
             return Collected(self.name, self.disturbance, 0.0, unread=(why,))
         if done.status != 0:
             lowered = done.output.lower()
             if any(mark in lowered for mark in _DENIED):
                 raise PtraceDeniedError(f"py-spy may not read process {self._pid}: {_last_line(done.output)}")
-            why = Unread("host stacks", f"py-spy ended with status {done.status}: {_last_line(done.output)}", f"py-spy dump --pid {self._pid}")
+            why = Unread(
+                "host stacks",
+                f"py-spy ended with status {done.status}: {_last_line(done.output)}",
+                f"py-spy dump --pid {self._pid}",
+            )
             return Collected(self.name, self.disturbance, 0.0, unread=(why,))
         threads = sum(line.startswith("Thread ") for line in done.output.splitlines())
         return Collected(
-            self.name, self.disturbance, 0.0, files=(CollectedFile("host-stacks", path),), facts={"threads": threads, "tool": str(tool)}
+            self.name,
+            self.disturbance,
+            0.0,
+            files=(CollectedFile("host-stacks", path),),
+            facts={"threads": threads, "tool": str(tool)},
         )
 
 

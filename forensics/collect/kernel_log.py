@@ -1,4 +1,5 @@
-"""NVIDIA's lines in the kernel log: Xid errors and resource-manager messages. A pure spin makes none; that there is none is a finding.
+"""NVIDIA's lines in the kernel log: Xid errors and resource-manager messages. A pure spin makes none; that there is none is a
+finding.
 
 Reads ``/dev/kmsg`` without waiting. Where ``kernel.dmesg_restrict`` is 1 this needs root; a container often has no access at all.
 """
@@ -77,5 +78,9 @@ class KernelLogCollector:
             self.disturbance,
             0.0,
             files=(CollectedFile("kernel-log", path),),
-            facts={"records": len(records), "nvidia_lines": len(lines), "xids": [{"device": device, "xid": xid} for device, xid in xids]},
+            facts={
+                "records": len(records),
+                "nvidia_lines": len(lines),
+                "xids": [{"device": device, "xid": xid} for device, xid in xids],
+            },
         )

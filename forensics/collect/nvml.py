@@ -1,8 +1,8 @@
 """What NVML says of a GPU: who holds it, how busy it is, what it draws. Touches no process.
 
-Facts used: utilisation is the share of the last sample period (1/6 s to 1 s) in which at least one kernel was resident, so one spinning
-CTA shows as 100 %, and the memory share near 0 is what tells it from work (NVML API reference; measured on an H200). Every value that a
-card or a container does not give is None with an ``Unread`` naming it; none is ever reported as 0.
+Facts used: utilisation is the share of the last sample period (1/6 s to 1 s) in which at least one kernel was resident, so one
+spinning CTA shows as 100 %, and the memory share near 0 is what tells it from work (NVML API reference; measured on an H200).
+Every value that a card or a container does not give is None with an ``Unread`` naming it; none is ever reported as 0.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ class Nvml:
     def __init__(self, module: Any = None) -> None:
         if module is None:
             try:
-                import pynvml as module
+                import pynvml
             except ImportError as error:
                 raise NoDriverError(f"NVML's binding cannot be imported: {error}", help_text="pip install nvidia-ml-py") from error
+            module = pynvml
         self.module: Any = module
         try:
             module.nvmlInit()
@@ -199,7 +200,8 @@ def _remedy(error: Exception) -> str:
 class SampleThread:
     """Looks at a card at a steady pace from a thread of its own: a driver in trouble can make an NVML call wait.
 
-    ``latest`` is the newest sample, or None. ``look``: makes one sample; an exception of it ends the thread and is kept as ``failure``.
+    ``latest`` is the newest sample, or None. ``look``: makes one sample; an exception of it ends the thread and is kept as
+    ``failure``.
     """
 
     def __init__(self, look: Callable[[], Any], *, period_s: float = 0.1, clock: Clock = SYSTEM) -> None:
@@ -232,7 +234,9 @@ class SampleThread:
             return self._latest
 
     def stop(self, timeout_s: float = 1.0) -> bool:
-        """Ask the thread to end; False if it is still inside a call after ``timeout_s`` (it is a daemon: it does not keep the process)."""
+        """Ask the thread to end; False if it is still inside a call after ``timeout_s`` (it is a daemon: it does not keep the
+        process).
+        """
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)

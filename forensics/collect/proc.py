@@ -1,7 +1,7 @@
 """What the Linux kernel says of a process and its threads: state, wait channel, system call, CPU time, limits. Touches nothing.
 
-Read from ``/proc/PID``; a thread in state D is stuck inside the kernel (also in a driver call), R burns CPU, S sleeps. ``stack`` needs
-root, ``syscall`` and ``wchan`` the right to trace the process.
+Read from ``/proc/PID``; a thread in state D is stuck inside the kernel (also in a driver call), R burns CPU, S sleeps.
+``stack`` needs root, ``syscall`` and ``wchan`` the right to trace the process.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ def read_process(pid: int, root: Path = Path("/proc")) -> tuple[dict[str, Any], 
         except OSError as error:
             document[name] = None
             note(name, error)
-    remedies = {"stack": "Run as root.", "syscall": "Run as root, or as the process's user with ptrace allowed.", "io": "Run as root."}
+    remedies = {
+        "stack": "Run as root.",
+        "syscall": "Run as root, or as the process's user with ptrace allowed.",
+        "io": "Run as root.",
+    }
     unread = tuple(Unread(f"/proc/{pid} {name}", why, remedies.get(name, "")) for name, why in sorted(failures.items()))
     return document, unread
 

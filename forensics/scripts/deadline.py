@@ -1,7 +1,7 @@
 """Sourced by dsv4-repro before cuda-gdb attaches (``-iex``): keeps the time for ``hang.py`` and interrupts it when it is over.
 
-Runs inside cuda-gdb's Python (3.8 or later). Never interrupts the attach itself: a debugger that leaves in the middle of it can take
-the target with it. Without Python in cuda-gdb this file does nothing.
+Runs inside cuda-gdb's Python (3.8 or later). Never interrupts the attach itself: a debugger that leaves in the middle of it
+can take the target with it. Without Python in cuda-gdb this file does nothing.
 """
 
 import json

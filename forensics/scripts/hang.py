@@ -1,9 +1,9 @@
 """Source this in cuda-gdb (``source hang.py``): prints what a barrier autopsy needs from the live process or core dump in focus.
 
-For each kernel: its blocks; for up to 16 blocks: warps, the code around the PC of thread 0 (the thread that polls), registers, uniform
-registers and predicates; the polled word, where its address can be told from the registers, and every word in ``addresses``. Output is
-cuda-gdb's own text under its prompt, so that any reader of transcripts reads it. Each command may fail without the others. Runs on
-Python 3.8 or later; changes nothing in the target.
+For each kernel: its blocks; for up to 16 blocks: warps, the code around the PC of thread 0 (the thread that polls), registers,
+uniform registers and predicates; the polled word, where its address can be told from the registers, and every word in
+``addresses``. Output is cuda-gdb's own text under its prompt, so that any reader of transcripts reads it. Each command may
+fail without the others. Runs on Python 3.8 or later; changes nothing in the target.
 """
 
 import json
@@ -27,7 +27,7 @@ LOAD = re.compile(
 MOVE = re.compile(r"^(?:@!?U?P\d+\s+)?(?:MOV|IMAD\.MOV(?:\.U32)?|IMAD\.U32)\s+R(\d+),\s*(?:RZ,\s*RZ,\s*)?(U?R(?:\d+|Z))\b")
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The deadline is over; what was printed stays."""
 
 
@@ -43,7 +43,7 @@ def stage(name):
 def run(command, show=True):
     """Run one command and print it with its output; its text, or None if it failed."""
     if DEADLINE is not None and time.monotonic() >= DEADLINE:
-        raise OutOfTime(command)
+        raise OutOfTimeError(command)
     try:
         text = gdb.execute(command, to_string=True)
     except gdb.error as error:
@@ -57,7 +57,7 @@ def run(command, show=True):
 def kernels():
     """Kernel numbers that cuda-gdb lists."""
     text = run("info cuda kernels") or ""
-    found = [int(match.group(1)) for match in re.finditer(r"^\*?\s*(\d+)\s+\S+\s+\d+\s+\d+\s+\w+", text, re.M)]
+    found = [int(match.group(1)) for match in re.finditer(r"^\*?\s*(\d+)\s+\S+\s+\d+\s+\d+\s+\w+", text, re.MULTILINE)]
     if not found:
         say("dsv4-repro: no kernels")
     return found
@@ -204,7 +204,7 @@ def main():
     stage("reading")
     try:
         read_all()
-    except (OutOfTime, KeyboardInterrupt) as error:
+    except (OutOfTimeError, KeyboardInterrupt) as error:
         say(f"dsv4-repro: out of time: {error!r}")
     stage("detaching")
     if SETTINGS.get("detach"):

@@ -1,0 +1,545 @@
+"""The GPU ground: the workload in a spawned child on one card, the watchdog in this process, capture in the order of disturbance.
+
+Order of a hang, least disturbing first: row states by the child's side stream; GPU samples and kernel log; ``/proc``; host
+stacks; cuda-gdb; and with consent the GPU core dump, which ends the context. The unwedge experiment needs the context, so a
+run that wants both does the experiment first, replays the step - it hangs again, in the same child - and dumps that; a second
+``capture`` of one step therefore repeats only the row states before it dumps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ..clock import SYSTEM, Clock, Deadline
+from ..errors import DeadlineError, InconclusiveError, NoDeviceError, NoDriverError, RefusedError, ReproError, UnavailableError
+from ..forensics.collect import Collected, Collector, run_collector
+from ..forensics.collect.core_trigger import CoreDumpCollector, DumpSettings
+from ..forensics.collect.cuda_gdb import CudaGdb, CudaGdbCollector, find_cuda_gdb, probe_cuda_gdb
+from ..forensics.collect.gpm import Gpm, GpmSample
+from ..forensics.collect.host_stacks import HostStackCollector
+from ..forensics.collect.kernel_log import KernelLogCollector
+from ..forensics.collect.nvml import GpuSample, Nvml, NvmlDevice, SampleThread
+from ..forensics.collect.proc import ProcCollector
+from ..forensics.device_state import CodeImage, DeviceState, GridState, Unread
+from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
+from ..kernels.device import launch_document
+from ..scenarios.drain import DecodeStep
+from .child import Child, ChildGoneError, raise_from
+from .gpu_collectors import GpuSnapshotCollector, RowStateCollector
+from .ground import Artefact, CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
+from .watchdog import Assessment, Limits, Sample, Watchdog
+
+__all__ = ["CHILD_MODULES", "GpuGround"]
+
+#: ``--via`` to the module of the child process.
+CHILD_MODULES = {"driver": "dsv4_repro.kernels.device_child", "op": "dsv4_repro.kernels.op_child"}
+_HELLO_S = 60.0
+_PREPARE_S = 120.0
+#: The watchdog looks from so long after a launch: healthy steps are over by then, seconds.
+_LOOK_AFTER_S = 0.02
+#: After the child's end the card is given so long to show idle, seconds (NVML averages over up to 1 s).
+_IDLE_WAIT_S = 3.0
+_IDLE_PERCENT = 10
+
+
+class GpuGround:
+    """One workload on one card. ``open`` must be called from the main thread (the child dies with the thread that spawned it).
+
+    For tests: ``child_command`` replaces ``python -m MODULE``; ``nvml`` makes the NVML binding; ``debugger`` finds cuda-gdb.
+    """
+
+    name: Literal["gpu"] = "gpu"
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = SYSTEM,
+        child_command: Sequence[str] | None = None,
+        nvml: Callable[[], Nvml] = Nvml,
+        debugger: Callable[[], Path] = find_cuda_gdb,
+        limits: Limits | None = None,
+    ) -> None:
+        self._clock = clock
+        self._child_command = child_command
+        self._make_nvml = nvml
+        self._find_debugger = debugger
+        self._limits = limits
+        self._child: Child | None = None
+        self._card: NvmlDevice | None = None
+        self._gpm: Gpm | None = None
+        self._samples: SampleThread | None = None
+        self._latest_gpm: GpmSample | None = None
+        self._before: GpuSample | None = None
+        self._work: Path | None = None
+        self._dump: DumpSettings | None = None
+        self._debugger: CudaGdb | None = None
+        self._debugger_missing: ReproError | None = None
+        self._debugger_thread: threading.Thread | None = None
+        self._left_debuggers: list[Any] = []
+        self._unread: list[Unread] = []
+        self._captured: set[int] = set()
+        self._hung_step: DecodeStep | None = None
+        self._last_hang: Assessment | None = None
+        self._params = b""
+        self._boot_s = 0.0
+
+    # -- set-up --------------------------------------------------------------------------------------------------------------
+
+    def open(self, request: GroundRequest, emit: Emit) -> Ready:
+        """Spawn, look who holds the card, capture the graphs.
+
+        Raises RefusedError (the card holds somebody's compute process and ``share`` is not set), NoDriverError, NoDeviceError,
+        KernelNotFoundError, PlanError, DeadlineError, and what else the child reports.
+        """
+        self._request = request
+        self._emit = emit
+        self._layers = request.plan.layers_on("gpu")
+        options = request.options
+        self._work = Path(tempfile.mkdtemp(prefix="dsv4-gpu-"))
+        self._start_debugger_probe()
+        environment: dict[str, str] = {}
+        if options.get("dump", True):
+            self._dump = DumpSettings.in_folder(self._work)
+            environment = self._dump.environment()
+        self._boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        child = Child.spawn(
+            CHILD_MODULES[str(options.get("via", "driver"))],
+            [str(request.device)],
+            self._work,
+            environment=environment,
+            command=self._child_command,
+            clock=self._clock,
+        )
+        self._child = child
+        child.on_message = self._heard
+        hello = child.await_message("hello", _HELLO_S)
+        device = dict(hello["device"])
+        emit(
+            "gpu",
+            state="driver started",
+            pid=child.pid,
+            device=device["name"],
+            sm=device["sm"],
+            driver_cuda=device["driver_version"],
+        )
+        identity = self._look_at_card(str(device["uuid"]), share=bool(options.get("share", False)))
+        if device.get("attributes", {}).get("kernel_timeout"):
+            self._unread.append(
+                Unread("cuda-gdb", "the device has a run-time limit on kernels (a display)", "Use a card without a display.")
+            )
+        facts = self._prepare(request)
+        self._watchdog = Watchdog(self._limits or Limits(ceiling_s=request.step_timeout_s), sm_count=device.get("sm_count") or None)
+        for size in facts.get("sizes", ()):
+            self._watchdog.healthy_step(float(size["warmup"]["ms"]))
+        self._start_sampling()
+        environment_facts = {
+            "device": device,
+            "nvml": identity,
+            "python": hello.get("python"),
+            "cuda_bindings": hello.get("bindings"),
+            "kernel": {"origin": request.kernel.origin, "function": request.kernel.function, "sha256": request.kernel.cubin_sha256},
+            "via": options.get("via", "driver"),
+            "layers": self._layers,
+            "graphs": facts,
+            "before": self._before.line() if self._before else None,
+            "unread": [dataclasses.asdict(item) for item in self._unread],
+        }
+        graphs = ", ".join(str(size["rows"]) for size in facts.get("sizes", ()))
+        differences = [text for size in facts.get("sizes", ()) for text in size["differences"]]
+        description = (
+            f"{device['name']} (sm_{device['sm']}, {device['sm_count']} SMs), "
+            f"CUDA graphs of {graphs} rows x {self._layers} layers, "
+            f"kernel {request.kernel.origin}"
+        )
+        if differences:
+            description += f"; NOT as planned: {differences[0]}"
+        return Ready(description, environment_facts)
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if message.get("type") == "note":
+            self._emit("gpu", state=str(message.get("text", "")))
+
+    def _start_debugger_probe(self) -> None:
+        """Find and ask cuda-gdb now, beside the child's start: 0.3 s that a hang need not wait for."""
+        assert self._work is not None
+        work = self._work
+
+        def probe() -> None:
+            try:
+                self._debugger = probe_cuda_gdb(self._find_debugger(), work, clock=self._clock)
+            except ReproError as error:
+                self._debugger_missing = error
+
+        self._debugger_thread = threading.Thread(target=probe, name="dsv4-repro-cuda-gdb", daemon=True)
+        self._debugger_thread.start()
+
+    def _look_at_card(self, uuid: str, *, share: bool) -> dict[str, Any] | None:
+        """Who holds the card, before any context is made on it. Not readable is said, and does not refuse."""
+        try:
+            self._card = self._make_nvml().by_uuid(uuid)
+        except (NoDriverError, NoDeviceError) as error:
+            self._unread.append(Unread("NVML", str(error), error.help_text))
+            return None
+        identity = self._card.identity()
+        self._before = self._card.sample(processes=True, clock=self._clock)
+        self._unread.extend(identity.unread + self._before.unread)
+        others = [process for process in self._before.processes or () if self._child is None or process.pid != self._child.pid]
+        if others and not share:
+            named = ", ".join(
+                f"{process.pid}" + (f" ({process.memory >> 20} MiB)" if process.memory is not None else "")
+                for process in others[:5]
+            )
+            raise RefusedError(
+                f"{identity.name or 'the GPU'} (index {identity.index}) already holds {len(others)} compute process(es): {named}. "
+                "A hang here would stall them.",
+                help_text="Choose a free card with --device, or say --share.",
+            )
+        return {field: value for field, value in dataclasses.asdict(identity).items() if field != "unread"}
+
+    def _prepare(self, request: GroundRequest) -> dict[str, Any]:
+        assert self._work is not None
+        assert self._child is not None
+        self._launchable = {rows: plan for rows, plan in request.launches.items() if plan.path == "persistent"}
+        if not self._launchable:
+            return {"sizes": []}
+        message: dict[str, Any] = {
+            "cmd": "prepare",
+            "function": request.kernel.function,
+            "top_k": request.kernel.top_k,
+            "params_size": request.kernel.params_size,
+            "layers": self._layers,
+            "seed": request.seed,
+            "ordinal": request.device,
+            "launches": {str(rows): launch_document(plan) for rows, plan in self._launchable.items()},
+            "library": str(request.options.get("library", "")),
+        }
+        if request.kernel.cubin:
+            cubin = self._work / "kernel.cubin"
+            cubin.write_bytes(request.kernel.cubin)
+            message["cubin"] = str(cubin)
+        return self._child.ask(message, "ready", _PREPARE_S)
+
+    def _start_sampling(self) -> None:
+        card = self._card
+        if card is None:
+            return
+        try:
+            self._gpm = Gpm(card, self._clock)
+        except UnavailableError as error:
+            self._unread.append(Unread("GPM", str(error), error.help_text))
+
+        def look() -> GpuSample:
+            if self._gpm is not None:
+                self._latest_gpm = self._gpm.look() or self._latest_gpm
+            return card.sample(clock=self._clock)
+
+        self._samples = SampleThread(look, period_s=0.1, clock=self._clock)
+        self._samples.start()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------
+
+    def run_step(self, step: DecodeStep) -> StepOutcome:
+        """Launch one step and watch it. DeadlineError if it neither ends nor can be called hung within the step's time-out."""
+        child, plan = self._live_child(), self._request.launches.get(step.graph_rows)
+        if plan is None:
+            return StepOutcome(step.index, "refused", reasons=(f"no launch was planned for {step.graph_rows} rows",))
+        if plan.path == "refused":
+            return StepOutcome(step.index, "refused", reasons=(plan.refusal,))
+        if plan.path != "persistent":
+            why = f"{step.graph_rows} rows go to the {plan.path} kernel: nothing was launched"
+            return StepOutcome(step.index, "done", detail={"not_launched": why})
+        check = sorted({0, step.index % self._layers, self._layers - 1}) if self._request.options.get("check", True) else []
+        began = self._clock.monotonic()
+        try:
+            child.send(
+                {"cmd": "step", "index": step.index, "rows": step.graph_rows, "live_rows": step.rows, "lengths": list(step.lengths),
+                 "check": check}
+            )  # fmt: skip
+            self._watchdog.begin(step.index, self._layers, began)
+            return self._watch(child, step, began)
+        except ChildGoneError as error:
+            self._hung_step = None
+            return StepOutcome(step.index, "died", self._ms(began), reasons=(str(error),), detail={"stderr": child.stderr_tail()})
+
+    def _watch(self, child: Child, step: DecodeStep, began: float) -> StepOutcome:
+        heard_at: float | None = None
+        layers_done: int | None = None
+        while True:
+            message = child.receive(0.005)
+            now = self._clock.monotonic()
+            if message is not None:
+                kind = message.get("type")
+                if kind == "step":
+                    return self._ended(step, message)
+                if kind == "progress":
+                    heard_at, layers_done = now, int(message["layers_done"])
+                elif kind == "error":
+                    raise_from(message)
+                else:
+                    self._heard(message)
+            if now - began < _LOOK_AFTER_S:
+                continue
+            verdict = self._watchdog.observe(
+                Sample(now, heard_at, layers_done, child.state(), self._samples.latest if self._samples else None, self._latest_gpm)
+            )
+            if verdict.level == "hung":
+                self._hung_step, self._last_hang = step, verdict
+                return StepOutcome(
+                    step.index,
+                    "hung",
+                    self._ms(began),
+                    verdict.layer,
+                    verdict.reasons,
+                    {"hang_to_verdict_ms": self._ms(began), "deadline_ms": 1e3 * verdict.deadline_s},
+                )
+            if now - began > self._request.step_timeout_s + self._watchdog.limits.idle_s:
+                said = "; ".join(verdict.reasons) or "layers still finish, slowly"
+                raise DeadlineError(f"step {step.index} has not ended after {now - began:.1f} s and is not called hung: {said}")
+
+    def _ended(self, step: DecodeStep, message: Mapping[str, Any]) -> StepOutcome:
+        state = str(message["state"])
+        milliseconds = float(message["ms"])
+        self._hung_step = None
+        if state == "fault":
+            return StepOutcome(
+                step.index, "fault", milliseconds, int(message.get("layers_done", 0)), (str(message["error"]),),
+                {"stderr": self._live_child().stderr_tail()},
+            )  # fmt: skip
+        self._watchdog.healthy_step(milliseconds)
+        wrong = list(message.get("wrong", ()))
+        detail: dict[str, Any] = {"rows_checked": message.get("rows_checked", 0)}
+        if message.get("padding_wrong"):
+            # Rows of padding slots: nobody reads them, so they are told and not judged.
+            detail["padding_rows_wrong"] = sorted({int(item["row"]) for item in message["padding_wrong"]})
+        if wrong:
+            reasons = tuple(f"layer {item['layer']}: {item['why']}" for item in wrong[:20])
+            return StepOutcome(step.index, "wrong", milliseconds, int(wrong[0]["layer"]), reasons, {**detail, "wrong": wrong[:200]})
+        return StepOutcome(step.index, "done", milliseconds, detail=detail)
+
+    def _ms(self, began: float) -> float:
+        return (self._clock.monotonic() - began) * 1e3
+
+    def _live_child(self) -> Child:
+        if self._child is None:
+            raise InconclusiveError("the GPU ground is not open")
+        return self._child
+
+    # -- capture -------------------------------------------------------------------------------------------------------------
+
+    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool) -> Sequence[CaptureOutcome]:
+        """Read the hung workload into ``folder``. See the module's head for the order."""
+        child = self._live_child()
+        folder.mkdir(parents=True, exist_ok=True)
+        step = self._hung_step
+        again = step is not None and step.index in self._captured
+        if step is not None:
+            self._captured.add(step.index)
+        outcomes: list[CaptureOutcome] = []
+
+        def take(collector: Collector) -> Collected:
+            emit("collecting", collector=collector.name, disturbance=collector.disturbance, deadline_s=collector.deadline_s)
+            collected = run_collector(collector, self._clock)
+            outcomes.append(_outcome(collected, self._known(collected.state)))
+            return collected
+
+        states = take(RowStateCollector(child, folder))
+        self._params = bytes.fromhex(str(states.facts.get("params", "")))
+        if not again:
+            if self._card is not None:
+                take(GpuSnapshotCollector(self._card, folder, gpm=lambda: self._latest_gpm, clock=self._clock))
+            take(KernelLogCollector(folder, since=self._boot_s))
+            take(ProcCollector(child.pid, folder))
+            take(HostStackCollector(child.pid, folder, clock=self._clock))
+            self._attach(child, folder, self._counters(states), take, outcomes)
+        if allow_dump:
+            self._take_dump(child, folder, take, outcomes)
+        if child.stderr_path.exists():
+            shutil.copyfile(child.stderr_path, folder / "child.err")
+        return outcomes
+
+    def _counters(self, states: Collected) -> list[int]:
+        """Addresses of the arrival counters that are not 0: the words to read with the debugger as well."""
+        base = states.facts.get("address")
+        if not isinstance(base, int):
+            return []
+        groups = states.facts.get("arrivals", ())
+        return [base + group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET for group, count in enumerate(groups) if count][:64]
+
+    def _attach(
+        self,
+        child: Child,
+        folder: Path,
+        addresses: list[int],
+        take: Callable[[Collector], Collected],
+        outcomes: list[CaptureOutcome],
+    ) -> None:
+        if self._debugger_thread is not None:
+            self._debugger_thread.join(15.0)
+        if not self._request.options.get("cuda_gdb", True):
+            return
+        if self._debugger is None:
+            error = self._debugger_missing or UnavailableError("cuda-gdb did not answer in time")
+            outcomes.append(CaptureOutcome("cuda_gdb", "pauses", 0.0, unread=(Unread("cuda-gdb", str(error), error.help_text),)))
+            return
+        if addresses == [] and self._hung_step is None:
+            why = Unread("cuda-gdb", "not attached: nothing hangs", "Attaching to a healthy process can end it.")
+            outcomes.append(CaptureOutcome("cuda_gdb", "pauses", 0.0, unread=(why,)))
+            return
+        debugger = CudaGdbCollector(
+            child.pid, folder, self._debugger, addresses=addresses, params_base=self._request.kernel.params_base, clock=self._clock
+        )
+        collected = take(debugger)
+        if debugger.left_running is not None:
+            self._left_debuggers.append(debugger.left_running)
+        after = self._answers(child)
+        outcomes[-1] = dataclasses.replace(outcomes[-1], facts={**collected.facts, "child_afterwards": after})
+
+    def _answers(self, child: Child) -> str:
+        """How the child stands after it was frozen: pending, retired, or what went wrong."""
+        try:
+            status = child.ask({"cmd": "status"}, "status", 10.0)
+        except ReproError as error:
+            return f"{type(error).__name__}: {error}"
+        return "still pending" if status.get("pending") else "no longer pending"
+
+    def _take_dump(
+        self, child: Child, folder: Path, take: Callable[[Collector], Collected], outcomes: list[CaptureOutcome]
+    ) -> None:
+        if self._dump is None:
+            why = Unread("GPU core dump", "the child was started without the dump's environment", "Run with --dump.")
+            outcomes.append(CaptureOutcome("core_dump", "may end the process", 0.0, unread=(why,)))
+            return
+        collected = take(CoreDumpCollector(child.pid, self._dump, folder, stderr=child.stderr_path, clock=self._clock))
+        dumped = next((item.path for item in collected.files if item.kind == "gpu-core"), None)
+        if dumped is None:
+            return
+        from ..forensics.corefile import read_core
+
+        try:
+            state = read_core(dumped)
+        except ReproError as error:
+            gap = Unread("GPU core dump", f"it was kept but could not be read: {error}", error.help_text)
+            outcomes[-1] = dataclasses.replace(outcomes[-1], unread=(*outcomes[-1].unread, gap))
+        else:
+            outcomes[-1] = dataclasses.replace(outcomes[-1], state=state)
+
+    def _known(self, state: DeviceState | None) -> DeviceState | None:
+        """The state with what this process knows because it made the launch: parameters and code, where the source had none."""
+        if state is None:
+            return None
+        return dataclasses.replace(state, grids=tuple(self._known_grid(grid) for grid in state.grids))
+
+    def _known_grid(self, grid: GridState) -> GridState:
+        kernel = self._request.kernel
+        plans = [plan for plan in self._launchable.values() if (plan.grid, 1, 1) == grid.grid_dim]
+        if "topk" not in grid.kernel or grid.block_dim != (THREADS_PER_CTA, 1, 1) or not plans:
+            return grid
+        code = grid.code
+        if code is None and kernel.cubin:
+            code = CodeImage(kernel.cubin, kernel.function, sm=kernel.sm)
+        return dataclasses.replace(grid, params=grid.params or self._params or None, code=code)
+
+    # -- experiment and end --------------------------------------------------------------------------------------------------
+
+    def unwedge(self, address: int, value: int) -> UnwedgeOutcome:
+        """Write ``value`` into the counter at ``address`` on the side stream until the graph retires; see ``device.release``.
+
+        ``milliseconds``: from the first write to the retirement of the launch that hung. Results of the released row are worthless.
+        """
+        child = self._live_child()
+        try:
+            answer = child.ask({"cmd": "release", "address": address, "value": value, "timeout_s": 10.0}, "release", 20.0)
+        except ReproError as error:
+            return UnwedgeOutcome(True, False, address=address, value=value, why_not=f"{type(error).__name__}: {error}")
+        retired = bool(answer["retired"])
+        if retired:
+            self._hung_step = None
+        detail = {key: answer[key] for key in ("total_ms", "write_ms", "writes", "layers_ms", "also_groups")}
+        result = answer.get("result") or {}
+        detail["rows_wrong"] = sorted({int(item["row"]) for item in result.get("wrong", ())})
+        detail["padding_rows_wrong"] = sorted({int(item["row"]) for item in result.get("padding_wrong", ())})
+        detail["rows_checked"] = result.get("rows_checked", 0)
+        return UnwedgeOutcome(
+            attempted=int(answer["writes"]) > 0,
+            retired=retired,
+            milliseconds=answer["first_ms"],
+            address=address,
+            value=value,
+            why_not=str(answer["why_not"]),
+            detail=detail,
+        )
+
+    def row_states(self) -> Mapping[str, Any]:
+        """The row states as the child's side stream reads them now (message ``row_states``), for trials."""
+        return self._live_child().ask({"cmd": "row_states", "again_after_s": 0.0}, "row_states", 5.0)
+
+    def close(self) -> CloseOutcome:
+        """End the child (evidence first: nothing is collected here), then see whether the card is as it was found."""
+        if self._samples is not None:
+            self._samples.stop()
+            self._samples = None
+        child, self._child = self._child, None
+        if child is None:
+            self._remove_work()
+            return CloseOutcome("clean", None, "nothing was started")
+        how = child.close()
+        # A debugger that had to be left alone ends by itself when its target is gone; then it may be ended, too.
+        for debugger in self._left_debuggers:
+            deadline = Deadline(5.0, self._clock)
+            while debugger.poll() is None and not deadline.expired:
+                self._clock.sleep(0.05)
+            if debugger.poll() is None:
+                debugger.kill()
+        self._left_debuggers = []
+        idle, detail = self._left_as_found(child.pid)
+        if how != "survived":
+            self._remove_work()
+        else:
+            detail = f"the child {child.pid} outlived SIGKILL (state {child.state()}); {detail}"
+        return CloseOutcome(how, idle, detail)
+
+    def _left_as_found(self, pid: int) -> tuple[bool | None, str]:
+        if self._card is None:
+            return None, "NVML could not be read: whether the card is idle is not known"
+        before = {process.pid for process in self._before.processes or ()} if self._before else set()
+        deadline = Deadline(_IDLE_WAIT_S, self._clock)
+        while True:
+            sample = self._card.sample(processes=True, clock=self._clock)
+            if sample.processes is None or sample.utilisation is None:
+                return None, f"after the end: {sample.line()}; processes not readable"
+            ours = {process.pid for process in sample.processes} - before
+            if before and pid not in ours:
+                return None, f"left as found: {len(sample.processes)} compute processes, {sample.line()}"
+            if not ours and sample.utilisation <= _IDLE_PERCENT:
+                return True, f"idle: no compute process, {sample.line()}"
+            if deadline.expired:
+                return False, f"not idle {_IDLE_WAIT_S:g} s after the end: processes {sorted(ours)}, {sample.line()}"
+            self._clock.sleep(0.05)
+
+    def _remove_work(self) -> None:
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+        if self._dump is not None and self._dump.short:
+            shutil.rmtree(self._dump.folder, ignore_errors=True)
+        self._work = None
+
+
+def _outcome(collected: Collected, state: DeviceState | None) -> CaptureOutcome:
+    """A collector's result as the run loop wants it."""
+    return CaptureOutcome(
+        collector=collected.collector,
+        disturbance=collected.disturbance,
+        seconds=collected.seconds,
+        artefacts=tuple(Artefact(item.kind, item.path, item.origin) for item in collected.files),
+        state=state,
+        facts=json.loads(json.dumps(dict(collected.facts), default=str)),
+        unread=collected.unread,
+    )
