@@ -51,7 +51,10 @@ class Statements(Expressions):
         method = getattr(self, f"_do_{type(node).__name__.lower()}", None)
         if method is None:
             raise CannotDecideError(f"a {type(node).__name__} statement", self.where)
-        method(node, scope)
+        try:
+            method(node, scope)
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+            raise CannotDecideError(f"{type(error).__name__}: {error}", self.where) from error
 
     def _do_expr(self, node: ast.Expr, scope: Scope) -> None:
         if not isinstance(node.value, ast.Constant):

@@ -148,7 +148,8 @@ def release_runtime(
 
     def logits(*args: Any, **kwargs: Any) -> Any:
         """fp32 logits [B * next_n, max_model_len]; only their shape matters here."""
-        query = args[0][0] if args and isinstance(args[0], tuple) else kwargs.get("q")
+        query = args[0] if args else kwargs.get("q")
+        query = query[0] if isinstance(query, tuple) else query
         width = kwargs.get("max_model_len", args[6] if len(args) > 6 else None)
         if not isinstance(query, Tensor) or not isinstance(width, int):
             return Unknown("logits of unknown shape")
@@ -162,6 +163,15 @@ def release_runtime(
         if not isinstance(longest, int):
             return Unknown("pack_seq_triton of unknown lengths")
         return shape_only((lengths.shape[0], longest, *value.shape[1:]), value.dtype)
+
+    def unpacked(value: Any, lengths: Any, *args: Any) -> Any:
+        """``unpack_seq_triton``: [requests, longest, …] back to [tokens, …]."""
+        if not isinstance(value, Tensor) or not isinstance(lengths, Tensor):
+            return Unknown("unpack_seq_triton")
+        tokens = lengths.reduced(np.sum).item()
+        if not isinstance(tokens, int):
+            return Unknown("unpack_seq_triton of unknown lengths")
+        return unknown_like((tokens, *value.shape[2:]), value.dtype)
 
     def workspaces(*specs: Any) -> list[Any]:
         return [unknown_like(spec[0], spec[1]) if isinstance(spec, tuple) else Unknown("a workspace") for spec in specs]
@@ -204,7 +214,7 @@ def release_runtime(
         overrides[module, "get_compressed_slot_mapping"] = slots
     for module in ("vllm.v1.attention.ops.common", "vllm.model_executor.layers.sparse_attn_indexer"):
         overrides[module, "pack_seq_triton"] = Native("pack_seq_triton", packed)
-        overrides[module, "unpack_seq_triton"] = Native("unpack_seq_triton", lambda value, lengths, *args: value)
+        overrides[module, "unpack_seq_triton"] = Native("unpack_seq_triton", unpacked)
     interpreter = Interpreter(members, standins, overrides)
     recorder.place = lambda: interpreter.where
     return ReleaseRuntime(interpreter, recorder, config)
@@ -214,7 +224,7 @@ def _numpy() -> Namespace:
     return Namespace("numpy", {"ndarray": Namespace("numpy.ndarray"), "int32": DTYPES["int32"], "int64": DTYPES["int64"]})
 
 
-def common_metadata(batch: Batch, recipe: Recipe, max_seq_len: int) -> Namespace:
+def common_metadata(batch: Batch, max_seq_len: int, table_width: int = 4) -> Namespace:
     """``CommonAttentionMetadata`` of a padded decode batch, as the model runner fills it: padding slots have length 0 and no
     query."""
 
@@ -227,7 +237,8 @@ def common_metadata(batch: Batch, recipe: Recipe, max_seq_len: int) -> Namespace
         "query_start_loc": ints(batch.query_start_loc), "query_start_loc_cpu": ints(batch.query_start_loc),
         "seq_lens": ints(batch.seq_lens), "seq_lens_cpu": ints(batch.seq_lens), "_seq_lens_cpu": ints(batch.seq_lens),
         "seq_lens_cpu_upper_bound": ints(batch.seq_lens), "slot_mapping": full((batch.tokens,), 0, DTYPES["int64"]),
-        "block_table_tensor": full((slots, 4), 0, DTYPES["int32"]), "dcp_local_seq_lens": None, "dcp_local_seq_lens_cpu": None,
+        "block_table_tensor": full((slots, table_width), 0, DTYPES["int32"]), "dcp_local_seq_lens": None,
+        "dcp_local_seq_lens_cpu": None,
         "dcp_local_seq_lens_cpu_upper_bound": None, "is_prefilling": full((slots,), 0, DTYPES["bool"]), "positions": None,
         "req_idx": None, "causal": True,
     }  # fmt: skip

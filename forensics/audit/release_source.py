@@ -1,0 +1,119 @@
+"""Finds, in a release's own Python, the code that decides: the indexer's metadata builder, its top-k dispatch, its row width.
+
+Found by what the code does (the buffers it fills, the arguments it takes), never by version or by a fixed line; a name may move
+between files
+from release to release. Syntax trees only: nothing of the release is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["MEMBER_PATTERNS", "Located", "ReleaseSource"]
+
+#: What the audit reads of a wheel, as patterns for ``kernels.shipped.release_members``.
+MEMBER_PATTERNS = (
+    "vllm/v1/attention/*.py", "vllm/v1/attention/backends/*.py", "vllm/v1/attention/backends/mla/*.py",
+    "vllm/v1/attention/ops/*.py",
+    "vllm/model_executor/layers/*.py", "vllm/config/*.py", "vllm/utils/*.py", "vllm/_custom_ops.py",
+    "vllm/v1/kv_cache_interface.py",
+    "vllm/model_executor/warmup/*.py", "vllm/models/deepseek_v4/*.py", "vllm/model_executor/models/deepseek_v2.py",
+    "vllm/v1/worker/gpu_model_runner.py", "vllm/v1/worker/gpu/*.py", "vllm/v1/worker/cp_utils.py",
+)  # fmt: skip
+_NOT_CUDA = ("rocm", "/amd/", "xpu", "/cpu/", "tpu")
+_MAX_FILE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A function or class of the release: module, name, ``file:line``."""
+
+    module: str
+    name: str
+    place: str
+
+
+class ReleaseSource:
+    """``members``: file name in the wheel to bytes (what ``MEMBER_PATTERNS`` selects, or more)."""
+
+    def __init__(self, members: Mapping[str, bytes]) -> None:
+        self.members = members
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def tree(self, path: str) -> ast.Module | None:
+        """The file's syntax tree, None if it is not Python that can be read here."""
+        if path not in self._trees:
+            raw = self.members[path]
+            try:
+                self._trees[path] = ast.parse(raw) if len(raw) <= _MAX_FILE else None
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                self._trees[path] = None
+        return self._trees[path]
+
+    def _files(self, *words: bytes) -> Iterator[tuple[str, ast.Module]]:
+        for path in sorted(self.members):
+            if not path.endswith(".py") or any(mark in path for mark in _NOT_CUDA):
+                continue
+            raw = self.members[path]
+            if all(word in raw for word in words):
+                tree = self.tree(path)
+                if tree is not None:
+                    yield path, tree
+
+    def builder(self) -> Located | None:
+        """The metadata builder: a class with ``build`` that fills a decode-length buffer from per-token offsets."""
+        found: list[tuple[int, Located]] = []
+        for path, tree in self._files(b"decode_lens_buffer", b"offsets_buffer"):
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef):
+                    names = {item.attr for item in ast.walk(node) if isinstance(item, ast.Attribute)}
+                    methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+                    if {"decode_lens_buffer", "offsets_buffer"} <= names and {"build", "__init__"} <= methods:
+                        score = len(names & {"arange_buffer", "expanded_block_table_buffer", "scheduler_metadata_buffer"})
+                        found.append((score, Located(_module(path), node.name, f"{path}:{node.lineno}")))
+        return max(found, key=lambda item: item[0])[1] if found else None
+
+    def dispatch(self) -> Located | None:
+        """The decode top-k dispatch: a function over the top-k index buffer that computes paged MQA logits."""
+        found: list[tuple[int, Located]] = []
+        for path, tree in self._files(b"paged_mqa_logits", b"topk_indices_buffer"):
+            for node in tree.body:
+                if isinstance(node, ast.FunctionDef):
+                    names = {item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+                    called = {ast.unparse(item.func).rsplit(".", 1)[-1] for item in ast.walk(node) if isinstance(item, ast.Call)}
+                    logits = any("paged_mqa_logits" in name for name in called)
+                    if {"topk_indices_buffer", "topk_tokens", "max_model_len"} <= names and logits:
+                        found.append((-len(node.name), Located(_module(path), node.name, f"{path}:{node.lineno}")))
+        return max(found, key=lambda item: item[0])[1] if found else None
+
+    def compressed_width(self) -> str:
+        """``file:line`` where an indexer layer divides max_model_len by its compression ratio; "" if that was not found."""
+        for path, tree in self._files(b"compress_ratio", b"max_model_len"):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
+                    left, right = ast.unparse(node.left), ast.unparse(node.right)
+                    if left.endswith("max_model_len") and right.endswith("compress_ratio"):
+                        return f"{path}:{node.lineno}"
+        return ""
+
+    def padded_lengths(self) -> tuple[str, ...]:
+        """``file:line`` where the model runners write 0 as the length of the slots that hold no request."""
+        found: list[str] = []
+        for path, tree in self._files(b"seq_lens"):
+            if "/worker/gpu" not in path:
+                continue
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.Call):
+                    continue
+                target, arguments = ast.unparse(node.func), [ast.unparse(item) for item in node.args]
+                zeroed = target == "self.seq_lens[num_reqs:].fill_" and arguments == ["0"]
+                stored = target == "tl.store" and arguments[:2] == ["seq_lens_ptr + block", "0"]
+                if zeroed or stored:
+                    found.append(f"{path}:{node.lineno}")
+        return tuple(found)
+
+
+def _module(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
