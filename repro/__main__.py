@@ -20,6 +20,8 @@ from .exits import INTERRUPTED, OUR_FAULT, USAGE
 __all__ = ["main"]
 
 _TRACEBACK_VARIABLE = "DSV4_REPRO_TRACEBACK"
+#: 128 + the number of SIGPIPE.
+_SIGPIPE = 141
 ERROR_SCHEMA = "dsv4-repro/error/1"
 
 
@@ -89,6 +91,13 @@ def _unexpected(error: BaseException, *, as_json: bool) -> int:
     return OUR_FAULT
 
 
+def _reader_gone() -> int:
+    """The reader of our output is gone (head, less): nobody is left to tell, and Python would complain again at exit. 141, as a
+    shell reports SIGPIPE."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lives as long as the process
+    return _SIGPIPE
+
+
 def _run(arguments: list[str]) -> int:
     from .cli import build
 
@@ -110,9 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReproError as error:
         return _report_error(error, as_json=as_json)
     except BrokenPipeError:
-        # The reader of our output is gone (head, less): nobody is left to tell, and Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return INTERRUPTED + 11  # 141, as a shell reports SIGPIPE
+        return _reader_gone()
+    except SystemExit as error:  # the command line library ends so when it meets a closed pipe
+        return _reader_gone() if error.code == 1 else error.code if isinstance(error.code, int) else OUR_FAULT
     except Exception as error:
         show = getattr(error, "show", None)
         if callable(show) and hasattr(error, "exit_code"):  # a usage error of the command line library, vendored or not

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option("--expect", help="hang or clean: exit 0 as expected, 1 not, 5 inconclusive.")
         ] = None,
     ) -> int:
-        """Explain a hang from what was recorded of it: a GPU core dump (.nvcudmp, also .gz or .xz), a run directory, a cuda-gdb log.
+        """Explain a hang from what was recorded of it: a GPU core dump (also .gz or .xz), a run directory, a cuda-gdb log.
 
         Needs no GPU, no driver and no CUDA toolkit. A PID is only touched with --attach.
 

@@ -25,6 +25,26 @@ def register(app: typer.Typer) -> None:
 
         return run_doctor(common, clean=clean)
 
+    @app.command(short_help="About a minute on any card, and one small file to paste back.")
+    @flags(Common)
+    def selftest(
+        common: Common,
+        on: Annotated[str | None, typer.Option("--on", help="gpu (default) or cpu.")] = None,
+        device: Annotated[
+            str | None, typer.Option("--device", help="GPU number; with --on cpu the GPU to stand for, by name.")
+        ] = None,
+        share: Annotated[bool, typer.Option("--share", help="Run on a GPU that already holds somebody's compute process.")] = False,
+    ) -> int:
+        """Environment, the hang and its controls with the builtin kernel and every cached release, capture, autopsy, unwedge.
+
+        Writes one small file to paste back, marked with card, driver and architecture. Downloads nothing.
+
+        Exit status: 0 all as expected, 4 something is not, 5 something is open (or no GPU: try --on cpu).
+        """
+        from .selftest import run_selftest
+
+        return run_selftest(common, on=on, device=device, share=share)
+
     @app.command(name="list", short_help="The scenarios, and where each can run here.")
     @flags(Common)
     def list_(common: Common) -> int:

@@ -185,8 +185,8 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     plan = build_plan(plan_flags, common.seed)
     screen.progress("looking for a place to run")
     ground, why = choose_ground(flags.on, grounds_here(probe_machine(version=lambda _argv: None)))
-    require_ground(ground)
     device, ordinal = _device(ground, flags)
+    require_ground(ground)
     screen.progress(f"getting the kernel {spec}")
     chosen = choose_kernel(spec, device.sm, plan.top_k, vector_width(plan.width), progress=_fetching(screen))
     options = {

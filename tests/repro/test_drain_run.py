@@ -1,0 +1,250 @@
+"""The verb ``run drain`` end to end over a scripted ground: directory, words, document, status."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from dsv4_repro.errors import NoDeviceError
+from dsv4_repro.forensics.records import Diagnosis
+from dsv4_repro.kernels.devices import device_for_sm
+from dsv4_repro.repro import drain_run
+from dsv4_repro.repro.__main__ import main
+from dsv4_repro.repro.leftovers import PARENT_VARIABLE, RUN_VARIABLE
+from dsv4_repro.repro.runread import open_run, read_timeline
+
+#: Four requests, one leaves: the danger step is the first with three live.
+SMALL = ["--requests", "4", "--min-live", "3", "--output", "4:4", "--steps", "8"]
+
+
+@pytest.fixture
+def play(fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """``play(ground)``: the verb then runs on that ground, as on an H200, with the fake diagnosis."""
+
+    def arrange(ground: Any, *, grounds: list[Any] | None = None) -> Any:
+        queue = list(grounds or [])
+        monkeypatch.setenv(RUN_VARIABLE, "")
+        monkeypatch.setenv(PARENT_VARIABLE, "")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(drain_run, "make_ground", lambda _name: queue.pop(0) if queue else ground)
+        monkeypatch.setattr(drain_run, "require_ground", lambda _name: None)
+        monkeypatch.setattr(drain_run, "describe_gpu", lambda _ordinal: device_for_sm(90))
+        monkeypatch.setattr(drain_run, "bound_diagnose", lambda *_arguments: fakes.diagnose)
+        return ground
+
+    return arrange
+
+
+def _danger(fakes: Any) -> int:
+    from dsv4_repro.scenarios.drain import DrainPlan, decode_steps
+
+    steps = decode_steps(DrainPlan(requests=4, min_live=3, output=(4, 4), steps=8))
+    return next(step.index for step in steps if step.danger)
+
+
+def test_a_hang_is_status_3_and_everything_is_in_the_directory(
+    play: Any, fakes: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    play(fakes.ground(script={_danger(fakes): "hung"}))
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run")]) == 3
+    view = open_run(tmp_path / "run")
+    assert view.missing == ()
+    assert view.run.state == "finished"
+    assert (view.run.outcome, view.run.exit_status) == ("hang", 3)
+    assert view.run.kernel is not None
+    assert view.run.kernel.guarded is False
+    assert view.run.environment["device"] == "Fake GPU"
+    assert view.diagnosis is not None
+    assert view.diagnosis.verdict.signature == "vllm-51593"
+    assert (
+        (tmp_path / "run" / "report.md")
+        .read_text()
+        .startswith("# A draining MTP batch wedges the persistent top-k (vLLM #51593)\n")
+    )
+    assert all(isinstance(line, dict) for line in read_timeline(tmp_path / "run"))
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].startswith("run drain --on gpu (as asked): H200")
+    flat = " ".join(out.split())
+    assert "a hang is expected at step" in flat
+    assert "HANG: gpu-spin-barrier / peer-left, high confidence" in flat
+    assert "arrival_counter = 1, waits until it is >= 2: block 12 (leader of group 6), at +0x1ce0" in flat
+    assert "the kernel retired 0.70 ms later" in flat
+    assert "never run on an SM120 card" in flat
+    assert f"run directory: {tmp_path / 'run'}" in out
+
+
+def test_the_text_fits_80_columns_but_for_paths(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    play(fakes.ground(script={_danger(fakes): "hung"}))
+    main(["run", "drain", "--on", "gpu", *SMALL])
+    captured = capsys.readouterr()
+    assert [line for line in captured.out.splitlines() if len(line) > 80 and "/" not in line] == []
+    assert "\x1b" not in captured.out + captured.err
+    assert "\r" not in captured.out + captured.err
+
+
+def test_json_is_the_diagnosis_document_and_nothing_else(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    play(fakes.ground(script={_danger(fakes): "hung"}))
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--json"]) == 3
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    jsonschema.validate(document, Diagnosis.model_json_schema())
+    assert document["schema"] == "dsv4-repro/diagnosis/1"
+    assert document["exit_status"] == 3
+    assert document["unwedge"]["retired"] is True
+    assert Path(document["run"], "diagnosis.json").is_file()
+    assert "HANG" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "status"),
+    [
+        ("hung", [], 3),
+        ("hung", ["--expect", "hang"], 0),
+        ("hung", ["--expect", "clean"], 1),
+        ("done", [], 0),
+        ("done", ["--expect", "hang"], 1),
+        ("done", ["--expect", "clean"], 0),
+        ("wrong", [], 4),
+        ("died", ["--expect", "hang"], 1),
+        ("done", ["--min-live", "4"], 5),
+        ("done", ["--min-live", "4", "--expect", "clean"], 5),
+    ],
+)
+def test_statuses(play: Any, fakes: Any, script: str, arguments: list[str], status: int) -> None:
+    play(fakes.ground(script={_danger(fakes): script}))
+    assert main(["run", "drain", "--on", "gpu", *SMALL, *arguments]) == status
+
+
+def test_the_producer_clamped_says_that_clean_is_expected_and_reaches_the_window(
+    play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(fakes.ground())
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--producer", "clamped"]) == 0
+    flat = " ".join(capsys.readouterr().out.split())
+    assert "clean is expected: the producer clamps" in flat
+    assert "CLEAN: not-hung, high confidence" in flat
+
+
+def test_a_guarded_kernel_says_which_one_shows_the_hang(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    play(fakes.ground())
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--kernel", "builtin:guard"]) == 0
+    flat = " ".join(capsys.readouterr().out.split())
+    assert "clean is expected: this kernel is guarded. --kernel builtin (or vllm==0.27.1) shows the hang" in flat
+
+
+def test_without_a_window_it_is_said_before_and_after(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    play(fakes.ground())
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--min-live", "4"]) == 5
+    flat = " ".join(capsys.readouterr().out.split())
+    assert "no step of this plan can wedge" in flat
+    assert "window not reached" in flat
+
+
+def test_tp_on_one_gpu_runs_one_rank_and_says_so(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    ground = play(fakes.ground())
+    main(["run", "drain", "--on", "gpu", *SMALL, "--tp", "4"])
+    assert "--tp 4: every rank launches the same top-k" in " ".join(capsys.readouterr().out.split())
+    assert ground.calls.count("open") == 1
+
+
+def test_the_command_in_the_report_makes_the_same_run_again(play: Any, fakes: Any, tmp_path: Path) -> None:
+    danger = _danger(fakes)
+    play(fakes.ground(script={danger: "hung"}))
+    arguments = ["run", "drain", "--on", "gpu", *SMALL, "--mtp", "1", "--capture-sizes", "2,4,8", "--seed", "7", "--no-dump"]
+    main([*arguments, "--out", str(tmp_path / "a")])
+    first = open_run(tmp_path / "a").run
+    assert first.command[:3] == ("dsv4-repro", "run", "drain")
+    play(fakes.ground(script={danger: "hung"}))
+    main([*first.command[1:], "--out", str(tmp_path / "b")])
+    second = open_run(tmp_path / "b").run
+    assert second.plan == first.plan
+    assert second.command == first.command
+    assert shlex.join(first.command) in (tmp_path / "a" / "report.md").read_text()
+
+
+def test_trials_are_counted_and_bounded_in_words_and_document(
+    play: Any, fakes: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    play(fakes.ground(script={_danger(fakes): "hung"}))
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--trials", "10", "--no-dump", "--out", str(tmp_path / "run")]) == 3
+    flat = " ".join(capsys.readouterr().out.split())
+    assert "trials: 10 hung" in flat
+    assert "hang per danger window reached: at least 0.7411 at 95%" in flat
+    assert "10 trials: 10 hung." in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("error", [NoDeviceError("the card fell off"), KeyboardInterrupt(), ValueError("defect")])
+def test_a_run_that_breaks_off_leaves_a_directory_that_says_so(
+    play: Any, fakes: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    play(fakes.ground(raises={"step 2": error}))
+    status = main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run")])
+    assert status == {NoDeviceError: 5, KeyboardInterrupt: 130, ValueError: 70}[type(error)]  # type: ignore[index]
+    view = open_run(tmp_path / "run")
+    assert view.run.state == ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+    assert type(error).__name__ in (view.run.error or "")
+    assert str(tmp_path / "run") in capsys.readouterr().err
+
+
+def test_the_children_carry_the_runs_mark(play: Any, fakes: Any, tmp_path: Path) -> None:
+    import os
+
+    ground = play(fakes.ground())
+    seen: list[str] = []
+    opened = ground.open
+
+    def look(*arguments: Any) -> Any:
+        seen.append(os.environ[RUN_VARIABLE])
+        return opened(*arguments)
+
+    ground.open = look
+    main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run")])
+    assert seen == [str(tmp_path / "run")]
+
+
+def test_report_renders_again_from_a_copied_directory(
+    play: Any, fakes: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import shutil
+
+    play(fakes.ground(script={_danger(fakes): "hung"}))
+    main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run")])
+    first = (tmp_path / "run" / "report.md").read_text()
+    shutil.copytree(tmp_path / "run", tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "report.md").unlink()
+    assert main(["report", str(tmp_path / "elsewhere")]) == 0
+    assert (tmp_path / "elsewhere" / "report.md").read_text() == first
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "elsewhere"), "--out", str(tmp_path / "one.md"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] == str(tmp_path / "one.md")
+    (tmp_path / "elsewhere" / "diagnosis.json").unlink()
+    assert main(["report", str(tmp_path / "elsewhere")]) == 5
+    assert "autopsy" in capsys.readouterr().err
+
+
+def test_a_plan_file_and_flags_over_it(play: Any, fakes: Any, tmp_path: Path) -> None:
+    play(fakes.ground())
+    (tmp_path / "plan.toml").write_text("requests = 4\nmin_live = 3\noutput = [4, 4]\nsteps = 8\nseed = 3\n")
+    main(["run", "drain", "--on", "gpu", "--plan", str(tmp_path / "plan.toml"), "--steps", "6", "--out", str(tmp_path / "run")])
+    plan = open_run(tmp_path / "run").run.plan
+    assert (plan["requests"], plan["steps"], plan["seed"]) == (4, 6, 3)
+
+
+def test_gpu_numbers_and_architectures_are_checked(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    play(fakes.ground())
+    assert main(["run", "drain", "--on", "gpu", "--device", "first"]) == 2
+    assert main(["run", "drain", "--on", "gpu", "--arch", "sm_120"]) == 2
+    assert "--on cpu --arch sm_120" in capsys.readouterr().err
+    assert main(["run", "drain", "--on", "gpu", "--arch", "sm90", *SMALL]) == 0
+
+
+@pytest.mark.parametrize(("text", "sm"), [("sm_120", 120), ("SM90", 90), ("100", 100), (" sm_75 ", 75)])
+def test_architectures(text: str, sm: int) -> None:
+    assert drain_run.parse_arch(text) == sm

@@ -1,0 +1,231 @@
+"""One place where errors become exit statuses; nothing that a user does shows a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4_repro import __version__, errors
+from dsv4_repro.repro import __main__ as entry
+from dsv4_repro.repro.__main__ import main
+
+#: python -m, in an environment in which the package under test is found.
+COMMAND = [sys.executable, "-m", "dsv4_repro.repro"]
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def arrange(error: BaseException) -> None:
+        def run(_arguments: list[str]) -> int:
+            raise error
+
+        monkeypatch.setattr(entry, "_run", run)
+
+    return arrange
+
+
+@pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "OurFaultError"])
+def test_every_error_of_ours_gives_message_help_and_status(raising: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    cls = getattr(errors, name)
+    raising(cls("the dump is cut off", help_text="take another one"))
+    assert main(["autopsy", "x"]) == cls.exit_status
+    captured = capsys.readouterr()
+    assert captured.err == "dsv4-repro: the dump is cut off\n  take another one\n"
+    assert captured.out == ""
+
+
+def test_with_json_an_error_is_a_document_too(raising: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(errors.CoreFileError("cut off", path="x.nvcudmp", place="section 3"))
+    assert main(["autopsy", "x", "--json"]) == 5
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "dsv4-repro/error/1"
+    assert document["outcome"] == "inconclusive"
+    assert document["error"] == "CoreFileError"
+    assert document["message"] == "x.nvcudmp: section 3: cut off"
+    assert document["exit_status"] == 5
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError(), RecursionError("deep"), errors.OurFaultError("invariant")])
+def test_a_defect_of_ours_says_so_and_keeps_the_traceback_in_a_file(
+    raising: Any, capsys: pytest.CaptureFixture[str], error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    raising(error)
+    assert main([]) == 70
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" not in err
+    assert "report it" in err
+    (kept,) = tmp_path.glob("dsv4-repro-traceback-*.txt")
+    assert str(kept) in err
+    assert type(error).__name__ in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_the_traceback_is_shown_where_asked_for(
+    raising: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSV4_REPRO_TRACEBACK", "1")
+    raising(ValueError("boom"))
+    assert main([]) == 70
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_traceback_that_cannot_be_kept_is_still_a_70(
+    raising: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent/folder")
+    raising(ValueError("boom"))
+    assert main([]) == 70
+    assert "could not be written" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(raising: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(KeyboardInterrupt())
+    assert main([]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_hostile_text_in_an_error_cannot_drive_the_terminal(raising: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(errors.TranscriptError("bad line: \x1b]0;owned\x07\x1b[31m\u202e"))
+    main([])
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["run", "nonsense"], ["run", "drain", "--requests", "many"], ["autopsy"], ["--what"], ["run", "drain", "--on"]],
+)
+def test_a_wrong_command_line_is_2_with_and_without_json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "Error" in capsys.readouterr().err
+    assert main([*arguments, "--json"]) == 2
+    captured = capsys.readouterr()
+    if captured.out:
+        assert json.loads(captured.out)["exit_status"] == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "drain", "--on", "moon"],
+        ["run", "drain", "--arch", "volta"],
+        ["run", "drain", "--on", "cpu", "--device", "Voodoo2"],
+        ["run", "drain", "--on", "cpu", "--device", "H100", "--arch", "sm_120"],
+        ["run", "drain", "--expect", "miracle"],
+        ["run", "drain", "--producer", "cooked"],
+        ["run", "drain", "--via", "magic"],
+        ["run", "drain", "--via", "op", "--kernel", "vllm==0.27.1"],
+        ["run", "drain", "--requests", "0"],
+        ["run", "drain", "--min-live", "20"],
+        ["run", "drain", "--capture-sizes", "2,x"],
+        ["run", "drain", "--plan", "/nonexistent.json"],
+        ["show", "nonsense"],
+    ],
+)
+def test_what_cannot_be_is_2_and_starts_nothing(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"dsv4-repro {__version__}"
+
+
+def test_help_shows_the_verbs_and_the_statuses_and_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for verb in ("run", "autopsy", "report", "doctor", "selftest", "list", "show"):
+        assert f"\n  {verb} " in text
+    assert "130 Ctrl-C" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom dsv4_repro.repro.__main__ import main\nmain(['--help'])\n"
+        "heavy = {'numpy', 'pydantic', 'z3', 'jinja2', 'aiohttp', 'cuda', 'torch'}\n"
+        "heavy |= {'rich.console', 'psutil', 'elftools', 'pynvml', 'packaging'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    best = float("inf")
+    for _ in range(3):
+        before = os.times()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        after = os.times()
+        best = min(best, (after.children_user + after.children_system) - (before.children_user + before.children_system))
+        assert done.stderr.strip() == "[]"
+    assert best < 0.3, f"{best:.3f} s of CPU"
+
+
+@pytest.mark.parametrize("verb", [["run", "drain"], ["autopsy"], ["report"], ["doctor"], ["list"], ["show"], ["selftest"]])
+def test_the_same_flags_everywhere(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    for flag in ("--out", "--json", "--seed", "--timeout", "--yes"):
+        assert flag in text
+
+
+def test_every_field_of_the_plan_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    from dsv4_repro.scenarios.drain import DrainPlan
+
+    assert main(["run", "drain", "--help"]) == 0
+    text = capsys.readouterr().out
+    for field in DrainPlan.model_fields:
+        if field != "top_k":
+            assert f"--{field.replace('_', '-')} " in text, field
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours() -> None:
+    child = subprocess.Popen([*COMMAND, "show", "drain", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    err = child.stderr.read()
+    child.stderr.close()
+    assert child.wait() in (0, 141)
+    assert b"Traceback" not in err
+
+
+def test_a_terminal_that_knows_only_ascii(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run([*COMMAND, "show", "drain"], capture_output=True, env=environment, check=False)
+    assert done.returncode == 0
+    assert b"drain" in done.stdout
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"dsv4-repro {__version__}"
+
+
+def test_a_real_ctrl_c_is_130(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom dsv4_repro.repro import __main__ as entry\n"
+        "def run(_arguments):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "entry._run = run\nsys.exit(entry.main([]))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert b"Traceback" not in err
