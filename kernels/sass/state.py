@@ -7,13 +7,16 @@ can be written in place. Generated block code calls the methods here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .blocks import PREDICATE_BASE, REGISTERS
 from .memory import POISON_WORD, Memory
+
+if TYPE_CHECKING:
+    from .checker import AccessChecker
 
 __all__ = ["ThreadVector"]
 
@@ -43,6 +46,7 @@ class ThreadVector:
         self.bars: dict[int, Any] = {}
         self.local: dict[int, Words] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[Index, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = {}
+        self.checker: AccessChecker | None = None
         self.block_dim = (stride, 1, 1)
         self.grid_dim = (1, 1, 1)
 
@@ -129,6 +133,11 @@ class ThreadVector:
         self.H = np.concatenate((self.H, np.full(self.shared_words * len(ctas), POISON_WORD, np.uint32)))
         self.ctas = self.ctas + list(ctas)
         self._tables()
+
+    def check(self, space: str, low: Any, high: Any, size: int, where: Any, offset: int, how: str, guard: Any) -> None:
+        """Called before every access of code that was generated with checks."""
+        if self.checker is not None:
+            self.checker.check(space, low, high, size, where, offset, how, guard)
 
     # ---- registers --------------------------------------------------------------------------------------------------------
 

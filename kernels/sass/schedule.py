@@ -1,0 +1,249 @@
+"""Which threads run next: groups by program counter, waits, polls, retirement.
+
+The rule is "smallest PC first": threads that are behind run until they meet those ahead, equal PCs merge, and so a machine of
+many CTAs stays converged. Any order is a legal schedule of independent threads; ``random`` mode picks groups and subsets of their
+warps at random (never splitting a warp: the compiler relies on convergence after BSYNC).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import UnknownInstructionError
+from .blocks import UNIFORM_BASE, is_sync
+from .decode import INSTRUCTION_BYTES, Instruction, SassFunction
+from .operands import RZ
+from .state import ThreadVector
+
+__all__ = ["Group", "Schedule"]
+
+Index = npt.NDArray[np.intp]
+#: Threads of a group: None (all), a slice, or sorted positions; and how many.
+Group = tuple[Any, int]
+_FAIRNESS = 4096
+
+
+class Schedule:
+    """Ready, waiting and parked threads of one machine, by program counter (byte offset)."""
+
+    def __init__(self, vector: ThreadVector, function: SassFunction, chance: random.Random | None) -> None:
+        self.vector = vector
+        self.function = function
+        self.chance = chance
+        self.syncs: dict[int, Instruction] = {i.offset: i for i in function.instructions if is_sync(i)}
+        self.ready: dict[int, list[Group]] = {}
+        self.waiting: dict[int, list[Group]] = {}
+        self.parked: dict[int, list[Group]] = {}
+        self.alive: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.row_live: Index = np.zeros(0, np.intp)
+        self.live = 0
+        self.retired = False
+        self.epoch = 0
+        self._ticks = 0
+
+    # ---- coming and going ---------------------------------------------------------------------------------------------------
+
+    def start_rows(self, rows: int, threads: int) -> None:
+        """``rows`` fresh CTAs of ``threads`` threads at the end of the vector, all at PC 0."""
+        v = self.vector
+        first = v.size - rows * v.stride
+        alive = np.tile(np.arange(v.stride) < threads, rows)
+        self.alive = np.concatenate((self.alive, alive))
+        self.row_live = np.concatenate((self.row_live, np.full(rows, threads, np.intp)))
+        self.live += rows * threads
+        self.epoch += 1
+        if threads == v.stride:
+            self.push(0, slice(first, v.size), rows * threads)
+        else:
+            self.push(0, first + np.flatnonzero(alive), rows * threads)
+
+    def keep_rows(self, rows: Index) -> None:
+        """Renumber every group after the vector dropped all rows but these."""
+        stride = self.vector.stride
+        moved = np.full(len(self.row_live), -1, np.intp)
+        moved[rows] = np.arange(len(rows))
+        for groups in (self.ready, self.waiting, self.parked):
+            for pc, pieces in groups.items():
+                groups[pc] = [self._moved(piece, moved, stride) for piece in pieces]
+        self.alive = self.alive.reshape(-1, stride)[rows].reshape(-1)
+        self.row_live = self.row_live[rows]
+
+    def _moved(self, piece: Group, moved: Index, stride: int) -> Group:
+        where, n = piece
+        positions = np.arange(len(moved) * stride) if where is None else np.arange(where.start, where.stop) if where.__class__ is slice else where
+        row = moved[positions // stride]
+        if (row < 0).any():
+            positions, row = positions[row >= 0], row[row >= 0]
+        return row * stride + positions % stride, len(positions)
+
+    def exit(self, where: Any, n: int) -> None:
+        """Threads leave the kernel."""
+        v = self.vector
+        if where is None:
+            self.alive[:] = False
+            self.row_live[:] = 0
+        else:
+            self.alive[where] = False
+            self.row_live -= np.bincount(v.iota[where] // v.stride, minlength=v.rows)
+        self.live -= n
+        self.retired = self.retired or not self.row_live.all()
+
+    def push(self, pc: int, where: Any, n: int) -> None:
+        """Threads arrive at ``pc``."""
+        if pc not in self.syncs:
+            self.ready.setdefault(pc, []).append((where, n))
+            return
+        pieces = self.waiting.setdefault(pc, [])
+        pieces.append((where, n))
+        if sum(count for _, count in pieces) == self.live:
+            # Everybody is here: no wait of any kind can be left unsatisfied.
+            self._known(pc)
+            del self.waiting[pc]
+            self.push(pc + INSTRUCTION_BYTES, None if self.live == self.vector.size else self.merge(pieces)[0], self.live)
+
+    # ---- choosing -----------------------------------------------------------------------------------------------------------
+
+    def merge(self, pieces: list[Group]) -> Group:
+        """One sorted group; a run of neighbours becomes a slice, everybody None."""
+        v = self.vector
+        if len(pieces) == 1:
+            where, n = pieces[0]
+        else:
+            n = sum(count for _, count in pieces)
+            where = None
+            if n < v.size:
+                where = np.concatenate([v.iota[piece] if piece.__class__ is slice else piece for piece, _ in pieces])
+                where.sort()
+        if n == v.size:
+            return None, n
+        if where.__class__ is np.ndarray and where[-1] - where[0] == n - 1:
+            first = int(where[0])
+            where = slice(first, first + n)
+        return where, n
+
+    def next(self) -> tuple[int, Any, int] | None:
+        """(pc, threads, count) to run, None if nobody is ready."""
+        ready = self.ready
+        if not ready:
+            return None
+        if self.chance is not None:
+            return self._random()
+        self._ticks += 1
+        # A loop that never ends must not starve what lies behind it.
+        pc = min(ready) if self._ticks % _FAIRNESS else max(ready)
+        where, n = self.merge(ready.pop(pc))
+        return pc, where, n
+
+    def _random(self) -> tuple[int, Any, int]:
+        chance = self.chance
+        assert chance is not None
+        v = self.vector
+        pc = chance.choice(sorted(self.ready))
+        where, n = self.merge(self.ready.pop(pc))
+        positions = v.iota if where is None else v.iota[where]
+        warps = np.unique(positions >> 5)
+        if len(warps) > 1 and chance.random() < 0.5:
+            chosen = np.array([chance.random() < 0.5 for _ in warps])
+            if chosen.any() and not chosen.all():
+                mine = np.isin(positions >> 5, warps[chosen])
+                self.push(pc, positions[~mine], int((~mine).sum()))
+                where, n = self.merge([(positions[mine], int(mine.sum()))])
+        return pc, where, n
+
+    # ---- waits ---------------------------------------------------------------------------------------------------------------
+
+    def _known(self, pc: int) -> Instruction:
+        i = self.syncs[pc]
+        problem = i.problem
+        if i.guard is not None:
+            problem = "guarded wait"
+        elif i.opcode == "BAR" and (len(i.sources) != 1 or i.sources[0].kind != "imm" or i.sources[0].value != 0):
+            problem = "barrier other than 0, or with a count"
+        elif i.opcode == "WARPSYNC" and i.has("COLLECTIVE"):
+            problem = "collective slow path"
+        if problem:
+            raise UnknownInstructionError(f"{problem}: {i.where(self.function.name)}")
+        return i
+
+    def release(self) -> bool:
+        """Let go those whose wait is over, at the smallest such PC; False if every wait goes on."""
+        places = sorted(self.waiting)
+        if self.chance is not None:
+            self.chance.shuffle(places)
+        for pc in places:
+            where, n = self.merge(self.waiting[pc])
+            free = self._free(self._known(pc), where, n)
+            count = int(np.count_nonzero(free))
+            if count == 0:
+                self.waiting[pc] = [(where, n)]
+                continue
+            if count == n:
+                del self.waiting[pc]
+                self.push(pc + INSTRUCTION_BYTES, where, n)
+                return True
+            positions = self.vector.iota if where is None else self.vector.iota[where]
+            self.waiting[pc] = [(positions[~free], n - count)]
+            self.push(pc + INSTRUCTION_BYTES, positions[free], count)
+            return True
+        return False
+
+    def _free(self, i: Instruction, where: Any, n: int) -> npt.NDArray[np.bool_]:
+        """For each waiting thread whether it may go on."""
+        v = self.vector
+        positions = v.iota if where is None else v.iota[where]
+        if i.opcode == "BAR":
+            rows = positions // v.stride
+            full = np.bincount(rows, minlength=v.rows) == self.row_live
+            return full[rows]
+        alive = np.packbits(self.alive, bitorder="little").view(np.uint32)[v.warp_of[positions]]
+        arrived = v.ballot(None, positions, n)
+        masks = self._mask(i, positions)
+        return (masks & alive & ~arrived) == 0
+
+    def _mask(self, i: Instruction, positions: Index) -> Any:
+        """The lanes of its warp that each thread waits for."""
+        v = self.vector
+        if i.opcode == "BSYNC":
+            masks = v.bars.get(i.sources[0].index or 0, 0)
+            return masks[positions] if masks.__class__ is np.ndarray else np.uint32(masks)
+        if not i.sources:
+            return np.uint32(0xFFFFFFFF)
+        operand = i.sources[0]
+        if operand.kind == "imm":
+            return np.uint32(operand.value)
+        if operand.kind not in ("reg", "ureg") or operand.index is None:
+            raise UnknownInstructionError(f"mask {operand.text}: {i.where(self.function.name)}")
+        if operand.index == RZ:
+            value: Any = np.uint32(0)
+        else:
+            register = v.regs[operand.index + (UNIFORM_BASE if operand.kind == "ureg" else 0)]
+            value = register[positions] if register.__class__ is np.ndarray else np.uint32(register)
+        return ~value if operand.invert else value
+
+    # ---- polls ---------------------------------------------------------------------------------------------------------------
+
+    def park(self, pc: int, where: Any, n: int) -> None:
+        """Threads that polled in vain: they get one try a round."""
+        self.parked.setdefault(pc, []).append((where, n))
+
+    def unpark(self) -> None:
+        for pc, pieces in self.parked.items():
+            for where, n in pieces:
+                self.push(pc, where, n)
+        self.parked = {}
+
+    def groups(self) -> list[tuple[int, str, Index]]:
+        """(pc, "ready" | "waiting" | "parked", positions) of every live thread, by PC."""
+        found = []
+        for kind, groups in (("ready", self.ready), ("waiting", self.waiting), ("parked", self.parked)):
+            for pc, pieces in groups.items():
+                where, _ = self.merge(pieces)
+                found.append((pc, kind, self.vector.iota if where is None else self.vector.iota[where]))
+        return sorted(found, key=lambda item: item[0])
+
+
