@@ -68,13 +68,14 @@ def _collect(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str, by
 
 def _release_members(version: Version, patterns: Sequence[str], progress: Progress | None, cache: ReleaseCache) -> dict[str, bytes]:
     origin = f"vllm=={version}"
-    for machine in dict.fromkeys((host_machine(), "x86_64", "aarch64")):
+    machines = list(dict.fromkeys((host_machine(), "x86_64", "aarch64")))
+    for machine in machines:
         entry = cache.entries().get(f"{origin}@{machine}")
         kept = _kept_members(entry, patterns, cache) if entry is not None else None
         if kept is not None:
             return kept
     with cache.lock(origin):
-        with fetching(origin, version, cache, progress) as (opened, _):
+        with fetching(origin, version, cache, progress, machines) as (opened, _):
             wheel = opened.wheel
             found = _collect(wheel.matching(patterns), wheel.read)
             key = f"{origin}@{opened.machine}"

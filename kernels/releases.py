@@ -10,7 +10,7 @@ import bisect
 import contextlib
 import hashlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -99,20 +99,21 @@ class OpenWheel:
     verified: str
 
 
-def find_wheel(version: Version, *, settings: IndexSettings | None = None, machine: str | None = None) -> tuple[Candidate, str]:
-    """The wheel of a release for this machine, else for the other one, and which machine it is for.
+def find_wheel(
+    version: Version, *, settings: IndexSettings | None = None, machines: Sequence[str] = ("x86_64", "aarch64")
+) -> tuple[Candidate, str]:
+    """The wheel of a release for the first of ``machines`` that it has one for, and that machine.
 
     KernelNotFoundError says which releases or files there are instead; DownloadError if the index cannot be read.
     """
     candidates = list_wheels(PACKAGE, settings or pip_settings())
-    first = machine or host_machine()
-    for name in dict.fromkeys((first, "x86_64", "aarch64")):
+    for name in machines:
         found = choose_wheel(candidates, version, name)
         if found is not None:
             return found, name
     same = [candidate.filename for candidate in candidates if candidate.version == version]
     if same:
-        raise KernelNotFoundError(f"vLLM {version} has no Linux wheel for x86-64 or aarch64; it has {', '.join(same[:4])}")
+        raise KernelNotFoundError(f"vLLM {version} has no Linux wheel for {' or '.join(machines)}; it has {', '.join(same[:4])}")
     versions = sorted({candidate.version for candidate in candidates})
     if not versions:
         raise KernelNotFoundError("the configured index offers no wheel of vLLM")
@@ -165,10 +166,12 @@ def _whole(stream: IO[bytes], candidate: Candidate, machine: str) -> OpenWheel:
 
 
 @contextlib.contextmanager
-def fetching(origin: str, version: Version, cache: ReleaseCache, progress: Progress | None) -> Iterator[tuple[OpenWheel, Path]]:
-    """The release's wheel on the index, open. What the disk refuses is a DownloadError too."""
+def fetching(
+    origin: str, version: Version, cache: ReleaseCache, progress: Progress | None, machines: Sequence[str]
+) -> Iterator[tuple[OpenWheel, Path]]:
+    """The release's wheel on the index, for the first of ``machines`` that it has one for, open. OSErrors become DownloadError."""
     try:
-        candidate, machine = find_wheel(version)
+        candidate, machine = find_wheel(version, machines=machines)
         with cache.work_folder() as name:
             folder = Path(name)
             with open_wheel(candidate, machine, folder, progress=progress) as opened:

@@ -7,14 +7,16 @@ cache by content, so that a second run needs neither the network nor the file's 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
-from ..errors import CubinError, KernelNotFoundError, OurFaultError
+from ..errors import CubinError, DownloadError, KernelNotFoundError, OurFaultError
 from .cubin import find_topk_functions, kernel_images, read_cubin
 from .elf import EM_CUDA, is_elf, read_elf
 from .fatbin import FatbinEntry, find_cubins, list_entries, open_image
@@ -235,24 +237,35 @@ def _from_wheel(
 # Releases
 
 
-def _cached_release(version: Version, cache: ReleaseCache) -> tuple[str, Entry] | None:
-    entries = cache.entries()
-    for machine in dict.fromkeys((host_machine(), "x86_64", "aarch64")):
-        key = f"vllm=={version}@{machine}"
-        if key in entries and (entries[key].cubins or entries[key].searched):
-            return key, entries[key]
-    return None
-
-
 def _release(version: Version, arch: int | None, progress: Progress | None, cache: ReleaseCache) -> ShippedKernels:
+    """From this machine's wheel; where that has no code for ``arch``, from the other one's, if it has (wheels for x86-64 and
+    aarch64 are built for different lists of GPUs, and GPU code runs wherever the GPU is)."""
+    machines = list(dict.fromkeys((host_machine(), "x86_64", "aarch64")))
+    found = _release_for(version, machines, arch, progress, cache)
+    if arch is None or found.images:
+        return found
+    for machine in machines:
+        if machine != found.machine:
+            with contextlib.suppress(DownloadError, KernelNotFoundError):
+                other = _release_for(version, [machine], arch, progress, cache)
+                if other.images:
+                    return other
+    return found
+
+
+def _release_for(
+    version: Version, machines: Sequence[str], arch: int | None, progress: Progress | None, cache: ReleaseCache
+) -> ShippedKernels:
     origin = f"vllm=={version}"
 
     def kept() -> ShippedKernels | None:
-        known = _cached_release(version, cache)
-        if known is None:
-            return None
-        _require_kernel(origin, known[1])
-        return _load(origin, known[1], arch, cache, True)
+        entries = cache.entries()
+        for machine in machines:
+            entry = entries.get(f"{origin}@{machine}")
+            if entry is not None and (entry.cubins or entry.searched):
+                _require_kernel(origin, entry)
+                return _load(origin, entry, arch, cache, True)
+        return None
 
     found = kept()
     if found is not None:
@@ -261,7 +274,7 @@ def _release(version: Version, arch: int | None, progress: Progress | None, cach
         found = kept()
         if found is not None:
             return found
-        with fetching(origin, version, cache, progress) as (opened, folder):
+        with fetching(origin, version, cache, progress, machines) as (opened, folder):
             key = f"{origin}@{opened.machine}"
             old = cache.entries().get(key, Entry())
             entry = _from_wheel(opened, folder, cache, everything=False, release=str(version), members=old.members)

@@ -309,6 +309,24 @@ def test_the_wheel_of_the_other_machine_will_do(index_server: Any, wheel: bytes)
     assert shipped_kernels("vllm==0.99.0").from_cache
 
 
+def test_code_for_a_gpu_that_only_the_other_machines_wheel_has(
+    index_server: Any, makers: Any, library: bytes, standin_cubin: Any
+) -> None:
+    arm = makers.fatbin([[makers.entry(110, standin_cubin("sm_110")), makers.entry(90, standin_cubin("sm_90"))]])
+    named = makers.object({".rodata": b"persistent_topk_kernel", ".nv_fatbin": arm})
+    index_server.files[WHEEL] = makers.wheel({LIBRARY: library})
+    index_server.files[WHEEL.replace("x86_64", "aarch64")] = makers.wheel({LIBRARY: named})
+    assert shipped_kernels("vllm==0.99.0", arch=90).machine == "x86_64"
+    other = shipped_kernels("vllm==0.99.0", arch=110)
+    assert (other.machine, other.pick(110, 512, 4).sm) == ("aarch64", 110)
+    before = len(index_server.requests)
+    assert shipped_kernels("vllm==0.99.0", arch=110).from_cache
+    nowhere = shipped_kernels("vllm==0.99.0", arch=75)
+    assert nowhere.images == ()
+    assert nowhere.labels == ("sm_80", "sm_90", "sm_120")
+    assert len(index_server.requests) == before
+
+
 def test_a_release_without_the_kernel_is_remembered(index_server: Any, makers: Any) -> None:
     index_server.files[WHEEL.replace("0.99.0", "0.19.1")] = makers.wheel(
         {LIBRARY: makers.object({".text": b"\xc3"})}, version="0.19.1"
