@@ -115,8 +115,8 @@ def parse_builtin(text: str) -> tuple[str, dict[str, int]] | None:
     for part in rest:
         key, _, value = part.partition("=")
         low, high = SETTINGS.get(key, (1, 0))
-        if not value.isdecimal() or not low <= int(value) <= high:
-            known = ", ".join(f"{name}={least}..{most}" for name, (least, most) in SETTINGS.items())
+        if not (value.isascii() and value.isdecimal()) or not low <= int(value) <= high:
+            known = ", ".join(f"{item}={least}..{most}" for item, (least, most) in SETTINGS.items())
             raise KernelNotFoundError(f"{part!r} is no setting of the builtin kernel", help_text=f"There are: {known}")
         settings[key] = int(value)
     return name, settings

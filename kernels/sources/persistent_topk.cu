@@ -45,13 +45,13 @@ typedef unsigned long long u64;
 namespace dsv4_repro {
 namespace persistent {
 
-constexpr u32 kThreads = 1024;
-constexpr u32 kBins = 256;
-constexpr u32 kRadixThreshold = 32768;    // longer rows are shared by the CTAs of a group
-constexpr u32 kShortThreshold = 8192;     // rows up to this length are kept in one CTA's shared memory
-constexpr u32 kBarriersPerRow = 6;        // one at the start, four rounds, one before ties are collected
-constexpr u32 kRounds = 4;
-constexpr u32 kArrivalOffset = 3080;
+inline constexpr u32 kThreads = 1024;
+inline constexpr u32 kBins = 256;
+inline constexpr u32 kRadixThreshold = 32768;    // longer rows are shared by the CTAs of a group
+inline constexpr u32 kShortThreshold = 8192;     // rows up to this length are kept in one CTA's shared memory
+inline constexpr u32 kBarriersPerRow = 6;        // one at the start, four rounds, one before ties are collected
+inline constexpr u32 kRounds = 4;
+inline constexpr u32 kArrivalOffset = 3080;
 
 // One a group, in global memory, zeroed by the host before every launch.
 struct RadixRowState {
