@@ -82,6 +82,18 @@ def test_occupancy_by_threads_registers_and_shared_memory() -> None:
     assert resident_ctas_per_sm(device_named("T4"), dynamic_smem=35968, registers=64) == 1
 
 
+def test_occupancy_is_the_drivers_on_an_h200() -> None:
+    # cuOccupancyMaxActiveBlocksPerMultiprocessor on an H200, the nine sm_90 instantiations of vLLM 0.20.2, 0.27.1 and 0.33.0 (32
+    # registers, no static shared memory): the same for all 27; two CTAs up to 115712 bytes of dynamic shared memory, then one.
+    # Device attributes: 132 SMs, 233472 bytes per SM, 232448 by opt-in, 1024 reserved, 2048 threads, 65536 registers.
+    said = {0: 2, 35968: 2, 36000: 2, 49152: 2, 65536: 2, 102400: 2, 115000: 2, 115584: 2, 115585: 2, 115712: 2}
+    said |= {115713: 1, 116000: 1, 116736: 1, 122880: 1, 200000: 1, 232448: 1}
+    for dynamic_smem, ctas in said.items():
+        assert resident_ctas_per_sm(H200, dynamic_smem=dynamic_smem, registers=32) == ctas, dynamic_smem
+    assert (H200.num_sms, H200.smem_per_sm, H200.smem_optin, H200.reserved_smem_per_cta) == (132, 233472, 232448, 1024)
+    assert (H200.max_threads_per_sm, H200.registers_per_sm) == (2048, 65536)
+
+
 def test_a_length_that_fits_one_group_of_128_ctas() -> None:
     # Measured on an H200: a row of 262144 with chunk 2048 completes; the launcher itself takes larger chunks.
     plan = plan_launch(1, 262144, 262144, 512, H200)
