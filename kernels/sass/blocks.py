@@ -41,8 +41,14 @@ def register_number(operand: Operand) -> int | None:
 
 
 def is_sync(instruction: Instruction) -> bool:
-    """Whether threads wait at this instruction for others: BSYNC, BAR, WARPSYNC, and BRA.DIV, which is treated as a WARPSYNC."""
-    return instruction.opcode in SYNCHRONISING or (instruction.opcode == "BRA" and instruction.has("DIV"))
+    """Whether threads wait at this instruction for others: BSYNC, BAR, WARPSYNC, and the branches on divergence.
+
+    BRA.DIV leaves for a slow path if the warp has diverged, BRA.CONV jumps over one if it has not: both are taken as a WARPSYNC after
+    which the warp is together.
+    """
+    return instruction.opcode in SYNCHRONISING or (
+        instruction.opcode == "BRA" and (instruction.has("DIV") or instruction.has("CONV"))
+    )
 
 
 @dataclass

@@ -28,6 +28,11 @@ Group = tuple[Any, int]
 _FAIRNESS = 4096
 
 
+def _successor(i: Instruction) -> int:
+    """Where threads go after a wait: on, or for BRA.CONV over the slow path."""
+    return i.target if i.target is not None and i.has("CONV") else i.offset + INSTRUCTION_BYTES
+
+
 class Schedule:
     """Ready, waiting and parked threads of one machine, by program counter (byte offset)."""
 
@@ -36,6 +41,7 @@ class Schedule:
         self.function = function
         self.chance = chance
         self.syncs: dict[int, Instruction] = {i.offset: i for i in function.instructions if is_sync(i)}
+        self._after = {pc: _successor(i) for pc, i in self.syncs.items()}
         self.ready: dict[int, list[Group]] = {}
         self.waiting: dict[int, list[Group]] = {}
         self.parked: dict[int, list[Group]] = {}
@@ -75,7 +81,13 @@ class Schedule:
 
     def _moved(self, piece: Group, moved: Index, stride: int) -> Group:
         where, n = piece
-        positions = np.arange(len(moved) * stride) if where is None else np.arange(where.start, where.stop) if where.__class__ is slice else where
+        positions = (
+            np.arange(len(moved) * stride)
+            if where is None
+            else np.arange(where.start, where.stop)
+            if where.__class__ is slice
+            else where
+        )
         row = moved[positions // stride]
         if (row < 0).any():
             positions, row = positions[row >= 0], row[row >= 0]
@@ -104,7 +116,7 @@ class Schedule:
             # Everybody is here: no wait of any kind can be left unsatisfied.
             self._known(pc)
             del self.waiting[pc]
-            self.push(pc + INSTRUCTION_BYTES, None if self.live == self.vector.size else self.merge(pieces)[0], self.live)
+            self.push(self._after[pc], None if self.live == self.vector.size else self.merge(pieces)[0], self.live)
 
     # ---- choosing -----------------------------------------------------------------------------------------------------------
 
@@ -184,11 +196,11 @@ class Schedule:
                 continue
             if count == n:
                 del self.waiting[pc]
-                self.push(pc + INSTRUCTION_BYTES, where, n)
+                self.push(self._after[pc], where, n)
                 return True
             positions = self.vector.iota if where is None else self.vector.iota[where]
             self.waiting[pc] = [(positions[~free], n - count)]
-            self.push(pc + INSTRUCTION_BYTES, positions[free], count)
+            self.push(self._after[pc], positions[free], count)
             return True
         return False
 
@@ -245,5 +257,3 @@ class Schedule:
                 where, _ = self.merge(pieces)
                 found.append((pc, kind, self.vector.iota if where is None else self.vector.iota[where]))
         return sorted(found, key=lambda item: item[0])
-
-

@@ -130,14 +130,11 @@ def _iadd3(i: Instruction, c: Context[V]) -> None:
 
 
 def _iadd(i: Instruction, c: Context[V]) -> None:
-    _require(i.modifiers == ("64",), "IADD that is not .64")
     a, b = _sources(i, 2)
-    c.set_quad(_only_register(i), c.algebra.addq(c.quad(a), c.quad(b)))
-
-
-def _viadd(i: Instruction, c: Context[V]) -> None:
-    a, b = _sources(i, 2)
-    c.set_word(_only_register(i), c.algebra.add(c.word(a), c.word(b)))
+    if i.has("64"):
+        c.set_quad(_only_register(i), c.algebra.addq(c.quad(a), c.quad(b)))
+    else:
+        c.set_word(_only_register(i), c.algebra.add(c.word(a), c.word(b)))
 
 
 def _imad(i: Instruction, c: Context[V]) -> None:
@@ -411,6 +408,12 @@ def _viaddmnmx(i: Instruction, c: Context[V]) -> None:
     c.set_word(_only_register(i), _extremum(c, i, c.algebra.add(c.word(a), c.word(b)), c.word(d), least))
 
 
+def _vimnmx3(i: Instruction, c: Context[V]) -> None:
+    a, b, d, least = _sources(i, 4)
+    _require(least.index == PT, "selection by a predicate")
+    c.set_word(_only_register(i), _extremum(c, i, _extremum(c, i, c.word(a), c.word(b), least), c.word(d), least))
+
+
 def _sel(i: Instruction, c: Context[V]) -> None:
     a, b, which = _sources(i, 3)
     floating = i.opcode == "FSEL"
@@ -568,10 +571,10 @@ def _hfma2(i: Instruction, c: Context[V]) -> None:
 
 #: Opcode to rule. What is not here is memory, control flow or warp-wide, and belongs to the engine.
 SEMANTICS: Mapping[str, Rule[object]] = {
-    "IADD3": _iadd3, "UIADD3": _iadd3, "IADD": _iadd, "VIADD": _viadd, "UVIADD": _viadd, "IMAD": _imad, "UIMAD": _imad,
+    "IADD3": _iadd3, "UIADD3": _iadd3, "IADD": _iadd, "VIADD": _iadd, "UVIADD": _iadd, "IMAD": _imad, "UIMAD": _imad,
     "LEA": _lea, "ULEA": _lea, "LOP3": _lop3, "ULOP3": _lop3, "PLOP3": _plop3, "UPLOP3": _plop3, "ISETP": _isetp, "UISETP": _isetp,
     "SHF": _shf, "USHF": _shf, "PRMT": _prmt, "UPRMT": _prmt, "IMNMX": _imnmx, "UIMNMX": _imnmx, "VIMNMX": _imnmx, "UVIMNMX": _imnmx,
-    "VIADDMNMX": _viaddmnmx, "SEL": _sel, "USEL": _sel, "FSEL": _sel, "MOV": _mov, "UMOV": _mov, "R2UR": _mov,
+    "VIADDMNMX": _viaddmnmx, "VIMNMX3": _vimnmx3, "SEL": _sel, "USEL": _sel, "FSEL": _sel, "MOV": _mov, "UMOV": _mov, "R2UR": _mov,
     "POPC": _unary, "UPOPC": _unary, "FLO": _unary, "UFLO": _unary, "BREV": _unary, "UBREV": _unary, "IABS": _unary,
     "P2R": _p2r, "R2P": _r2p, "S2R": _special, "S2UR": _special, "CS2R": _special, "LDC": _ldc, "LDCU": _ldc, "ULDC": _ldc,
     "FADD": _farith, "FMUL": _farith, "FSETP": _fsetp, "FMNMX": _fmnmx, "I2F": _convert, "I2FP": _convert, "F2I": _convert,
