@@ -49,7 +49,11 @@ def make_row(kind: str, width: int, rng: np.random.Generator) -> NDArray[np.floa
     if kind == "huge":
         return np.clip(normal, -3.0, 3.0) * np.float32(1e38)
     if kind == "nan":
-        return np.where(rng.random(width) < 0.005, np.float32(np.nan), normal).astype(np.float32)
+        # Of both signs, with any payload.
+        noise = rng.integers(0x7F800001, 0x80000000, width, dtype=np.uint32) | rng.integers(
+            0, 2, width, dtype=np.uint32
+        ) << np.uint32(31)
+        return np.where(rng.random(width) < 0.005, noise, normal.view(np.uint32)).astype(np.uint32).view(np.float32)
     if kind == "byte-ladder":  # decisions fall in a different byte of the key for every row
         shift = np.uint32(8 * int(rng.integers(0, 4)))
         return (np.uint32(0x3F800000) ^ (rng.integers(0, 256, width, dtype=np.uint32) << shift)).astype(np.uint32).view(np.float32)

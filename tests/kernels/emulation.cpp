@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs a CUDA source on the CPU, thread by thread, for tests: every GPU thread is a fiber, and a seeded scheduler picks which CTAs and
-// in which order their threads go on. __syncthreads and the warp intrinsics are waits; a poll gives way. Sequentially consistent.
+// in which order their threads go on; some CTAs stand still for a while, so that others run a round ahead. __syncthreads and the warp
+// intrinsics are waits; a poll gives way. Sequentially consistent.
 // Shared memory is poisoned, with a guard behind it. "kernel.inc" is persistent_topk.cu with its inline PTX replaced.
 
 #include <setjmp.h>
@@ -182,14 +183,21 @@ extern "C" int launch(int k, int vec, unsigned grid, unsigned shared_bytes, unsi
         }
     }
     std::vector<unsigned> resident;
+    std::vector<bool> still(grid, false);
     unsigned next = 0;
+    unsigned change = 0;
     int result = 1;
     for (long sweep = 0; sweep < max_sweeps && result == 1; ++sweep) {
         while (resident.size() < slots && next < grid) resident.push_back(next++);
         std::shuffle(resident.begin(), resident.end(), random);
+        if (change-- == 0) {
+            change = random() % 40;
+            const unsigned of_four = random() % 4;
+            for (unsigned c = 0; c < grid; ++c) still[c] = random() % 4 < of_four;
+        }
         const unsigned step = 1 + 2 * (random() % 512), offset = random() % 1024;
         for (unsigned c : resident) {
-            if (random() % 4 == 0) continue;
+            if (still[c]) continue;
             for (unsigned j = 0; j < 1024; ++j) {
                 Fiber& fiber = fibers[c * 1024 + ((j * step + offset) & 1023)];
                 if (!fiber.done && fiber.wait == kNone) run(fiber);
