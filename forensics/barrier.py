@@ -56,7 +56,10 @@ class WarpPoint:
 
 @dataclass(frozen=True, slots=True)
 class PolledWait:
-    """One distinct wait of a warp. ``seen``: from registers; ``live``: the polled word in memory at the same moment, if read."""
+    """One distinct wait of a warp. ``seen``: from registers; ``live``: the polled word in memory at the same moment, if read.
+
+    ``name``: of the polled field, where a debugger printed it by name.
+    """
 
     block: Dim3
     warp: int
@@ -66,6 +69,7 @@ class PolledWait:
     loop: WaitLoop
     seen: Resolved
     live: int | None = None
+    name: str = ""
 
     @property
     def value(self) -> int | None:

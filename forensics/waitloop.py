@@ -177,13 +177,15 @@ class CodeView:
                 later = next((place for place in self._order if place > target), None)
                 if later is not None and target >= 0:
                     target = self._hole(target, later)
+            if after is None and _falls_through(line):
+                after = self._hole(offset + INSTRUCTION_BYTES, None)  # a listing that ends here: the code goes on
             follow = [place for place in (target, after if _falls_through(line) else None) if place is not None]
             self._successors[offset] = tuple(dict.fromkeys(follow))
 
-    def _hole(self, start: int, end: int) -> int:
+    def _hole(self, start: int, end: int | None) -> int:
         """A stand-in for the instructions from ``start`` to ``end`` that the listing does not show."""
         self.lines.setdefault(start, SassLine(start, "", _HOLE))
-        self._successors[start] = (end,)
+        self._successors[start] = () if end is None else (end,)
         return start
 
     def _natural_loops(self) -> list[frozenset[int]]:
