@@ -1,0 +1,91 @@
+"""GPU core dumps among the evidence, and the bridge from a read device state to the classifier's ``DeviceFacts``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ...errors import EvidenceError
+from ..device_state import CtaState, DeviceState, GridState
+from ..records import UnreadItem
+from .archive import Leaf
+from .casefile import CaseFile, InputPart
+from .device_text import family_of
+from .facts import DeviceFacts, DeviceKernel, ResidentBlock
+from .refs import Hints, Ref, hints_of
+
+__all__ = ["facts_of_state", "read_core_leaf"]
+
+_MAX_CORE = 8 << 30
+
+
+def facts_of_state(state: DeviceState, ref: Ref, hints: Hints, exception: str, sample: int) -> DeviceFacts:
+    """The resident grids of a state as facts. Blocks get their meaning from the diagnosis, not from here."""
+    num_sms = next((sms for _, _, sms in state.devices.values() if sms), None)
+    kernels = tuple(
+        DeviceKernel(
+            _plain_name(grid.kernel), ref, grid.grid_dim, grid.block_dim, grid.device, str(grid.grid_id),
+            None if grid.ctas is None else tuple(_block(cta) for cta in grid.ctas), (), family_of(grid.kernel),
+        )
+        for grid in state.grids
+    )  # fmt: skip
+    return DeviceFacts(
+        ref, "interpreted" if state.origin == "interpreted" else "measured", hints.pid, hints.rank, kernels, exception, num_sms, sample,
+        hints.repeat, tuple((item.what, item.why, item.remedy) for item in state.unread),
+    )  # fmt: skip
+
+
+def _plain_name(mangled: str) -> str:
+    return mangled
+
+
+def _block(cta: CtaState) -> ResidentBlock:
+    pcs = tuple(sorted({warp.pc_offset for warp in cta.warps if warp.pc_offset is not None}))
+    return ResidentBlock(cta.block_idx, "unknown", pcs[:16])
+
+
+def resident_grids(state: DeviceState) -> list[GridState]:
+    """Grids of which blocks are on the device."""
+    return [grid for grid in state.grids if grid.ctas]
+
+
+def read_core_leaf(leaf: Leaf, path: Path | None, case: CaseFile) -> None:
+    """Read a GPU core dump; from an archive it is first copied to a private temporary file (its name is not used)."""
+    assert leaf.stream is not None
+    if path is not None:
+        while leaf.stream.read(1 << 20):  # the file's hash is taken while it goes by
+            continue
+        _read_core(leaf, path, case)
+        return
+    with tempfile.NamedTemporaryFile(suffix=".nvcudmp") as copy:
+        size = 0
+        while block := leaf.stream.read(1 << 20):
+            size += len(block)
+            if size > _MAX_CORE:
+                case.unread.append(
+                    UnreadItem(what=leaf.path, why="a core dump of more than 8 GiB in an archive", remedy="unpack it first")
+                )
+                case.parts.append(InputPart(leaf.path, "", "unread", note="larger than 8 GiB"))
+                return
+            copy.write(block)
+        copy.flush()
+        _read_core(leaf, Path(copy.name), case)
+
+
+def _read_core(leaf: Leaf, path: Path, case: CaseFile) -> None:
+    from ..corefile import open_core
+
+    try:
+        with open_core(path) as dump:
+            state = dump.state
+            exception = "; ".join(str(fault) for fault in dump.faults)
+    except EvidenceError as error:
+        case.unread.append(UnreadItem(what=leaf.path, why=str(error), remedy=error.help_text))
+        case.parts.append(InputPart(leaf.path, "", "unread", ("GPU core dump",), note=str(error)[:300]))
+        return
+    ref = Ref(leaf.path, 0, max((leaf.size or 1) - 1, 0), "byte", "GPU core dump")
+    sample = sum(1 for facts in case.devices if facts.origin == "measured")
+    facts = facts_of_state(state, ref, hints_of(leaf.path.rsplit("/", 1)[-1]), exception, sample)
+    case.devices.append(facts)
+    case.parts.append(InputPart(leaf.path, "", "read", ("GPU core dump",)))
+    case.unread.extend(UnreadItem(what=what, why=why, remedy=remedy) for what, why, remedy in facts.unread)

@@ -1,0 +1,311 @@
+"""The way in: files, folders and archives → ``CaseFile``. Every reader looks at every part; what nobody understood is listed.
+
+Nothing is executed, no link is followed out of a folder that was given, no name from an archive reaches the file system. A reader
+that fails costs its own facts only and is named. A file that changes while it is read is said to have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import EvidenceError, UsageError
+from ..records import UnreadItem
+from .archive import Budget, ExpansionStopped, Leaf, Readable, expand
+from .casefile import CaseFile, InputPart
+from .device_files import read_core_leaf
+from .device_text import read_device_text
+from .documents import read_documents
+from .engine_log import read_engine_log
+from .flight_recorder import flight_rank, load_pickle, rank_of_name, read_flight_recorder
+from .kernel_log import read_kernel_log
+from .metrics import read_metrics
+from .nccl_ras import read_nccl_ras
+from .nccl_watchdog import read_watchdog
+from .nvidia_smi import read_nvidia_smi
+from .proc_files import read_proc_files
+from .read_failures import read_failures
+from .refs import Ref, Section
+from .scheduler_dump import read_scheduler_dump
+from .sections import split_sections
+from .sieve import keep_lines
+from .stacks import read_stacks
+from .timeaxis import build_axis
+
+__all__ = ["READERS", "read_paths", "read_text"]
+
+Reader = Callable[[Section, CaseFile], None]
+
+#: Name (as listed among the inputs) and reader. ``engine log`` goes last: it claims ordinary log lines.
+READERS: tuple[tuple[str, Reader], ...] = (
+    ("host stacks", read_stacks),
+    ("device state", read_device_text),
+    ("GPU readings", read_nvidia_smi),
+    ("kernel log", read_kernel_log),
+    ("metrics", read_metrics),
+    ("NCCL RAS", read_nccl_ras),
+    ("NCCL watchdog", read_watchdog),
+    ("flight recorder", read_flight_recorder),
+    ("scheduler dump", read_scheduler_dump),
+    ("processes", read_proc_files),
+    ("diagnosis", read_documents),
+    ("could not look", read_failures),
+    ("engine log", read_engine_log),
+)
+_MAX_PARTS = 5_000
+_MAX_PICKLE = 256 << 20
+_JSON_WHOLE = 32 << 20
+
+
+class _Orders:
+    """Section numbers over the whole case."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+
+def read_paths(paths: Sequence[Path], budget: Budget | None = None) -> CaseFile:
+    """Read everything. UsageError for a path that is not there; anything else that cannot be read is listed in the result."""
+    case = CaseFile()
+    budget = budget or Budget()
+    orders = _Orders()
+    done: set[tuple[int, int]] = set()
+    for given in paths:
+        if not given.exists():
+            raise UsageError(f"no such file or folder: {given}")
+        for path, shown, note in _walk(given, case):
+            if note:
+                case.parts.append(InputPart(shown, "", "unread", note=note))
+                continue
+            try:
+                _read_file(path, shown, case, budget, orders, done)
+            except ExpansionStopped as stop:
+                _unread(case, shown, str(stop), "unpack it where it may grow, and give the files")
+            except OSError as error:
+                _unread(case, shown, f"{error.strerror or error}", "check permissions, or copy the file first")
+    _finish(case)
+    return case
+
+
+def read_text(name: str, text: str | bytes) -> CaseFile:
+    """One text that is already in memory (for tests, and for collectors that hold their output)."""
+    case = CaseFile()
+    data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1)]
+    _read_lines(name, lines, case, _Orders(), complete=True, notes=())
+    _finish(case)
+    return case
+
+
+def _finish(case: CaseFile) -> None:
+    case.axis = build_axis(case.stamped, case.clock_pairs)
+
+
+def _unread(case: CaseFile, what: str, why: str, remedy: str = "") -> None:
+    case.parts.append(InputPart(what, "", "unread", note=why))
+    case.unread.append(UnreadItem(what=what, why=why, remedy=remedy))
+
+
+def _walk(given: Path, case: CaseFile) -> Iterator[tuple[Path, str, str]]:
+    """(path, shown name, note). A note means: listed, not read."""
+    if not given.is_dir():
+        yield given, given.name, ""
+        return
+    count = 0
+    for folder, names, files in os.walk(given, followlinks=False):
+        names.sort()
+        for name in list(names):
+            if os.path.islink(os.path.join(folder, name)):
+                names.remove(name)
+                yield Path(folder, name), os.path.relpath(os.path.join(folder, name), given), "a link to a folder: not followed"
+        for name in sorted(files):
+            path = Path(folder, name)
+            shown = os.path.relpath(path, given)
+            count += 1
+            if count > _MAX_PARTS:
+                case.unread.append(
+                    UnreadItem(
+                        what=str(given),
+                        why=f"more than {_MAX_PARTS} files: the rest was not read",
+                        remedy="give the files that matter",
+                    )
+                )
+                return
+            if path.is_symlink():
+                yield path, shown, "a link: not followed (give the file it points to)"
+                continue
+            yield path, shown, ""
+
+
+class _Hashing:
+    """Reads a file, hashing what goes by."""
+
+    def __init__(self, handle: Readable) -> None:
+        self._handle = handle
+        self.digest = hashlib.sha256()
+        self.count = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._handle.read(size)
+        self.digest.update(data)
+        self.count += len(data)
+        return data
+
+
+def _read_file(path: Path, shown: str, case: CaseFile, budget: Budget, orders: _Orders, done: set[tuple[int, int]]) -> None:
+    before = path.stat()
+    if not stat.S_ISREG(before.st_mode):
+        case.parts.append(InputPart(shown, "", "unread", note="a pipe, socket or device: not opened"))
+        return
+    identity = (before.st_dev, before.st_ino)
+    if identity in done:
+        case.parts.append(InputPart(shown, "", "read", note="the same file as one given before"))
+        return
+    done.add(identity)
+    first_part = len(case.parts)
+    with path.open("rb") as handle:
+        hashing = _Hashing(handle)
+        for leaf in expand(shown, hashing, budget, size=before.st_size):
+            _read_leaf(leaf, path, case, orders)
+            if leaf.note and (not case.parts[first_part:] or case.parts[-1].note != leaf.note):
+                case.parts.append(InputPart(leaf.path, "", "partly", note=leaf.note))
+        whole = hashing.count == before.st_size
+        after = os.fstat(handle.fileno())
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or (not whole and hashing.count > before.st_size):
+        case.parts.append(
+            InputPart(shown, "", "partly", note="it changed while it was read: what is here is a snapshot of several moments")
+        )
+    digest = hashing.digest.hexdigest() if whole else None
+    for index in range(first_part, len(case.parts)):
+        part = case.parts[index]
+        case.parts[index] = InputPart(
+            part.path, part.heading, part.status, part.kinds, part.lines, part.unrecognised, part.first_unrecognised, part.note,
+            before.st_size, digest,
+        )  # fmt: skip
+
+
+def _read_leaf(leaf: Leaf, path: Path, case: CaseFile, orders: _Orders) -> None:
+    if leaf.stream is None:
+        case.parts.append(InputPart(leaf.path, "", "unread", note=leaf.note))
+        if "link" not in leaf.note:
+            case.unread.append(
+                UnreadItem(what=leaf.path, why=leaf.note, remedy="unpack it and give the files" if leaf.kind == "zip" else "")
+            )
+        return
+    if leaf.kind == "empty":
+        case.parts.append(InputPart(leaf.path, "", "read", note="empty"))
+    elif leaf.kind == "gpu-core":
+        read_core_leaf(leaf, path if "!" not in leaf.path else None, case)
+    elif leaf.kind == "pickle":
+        _read_pickle(leaf, case)
+    elif leaf.kind in ("elf", "binary"):
+        case.parts.append(InputPart(leaf.path, "", "unread", note="a program or binary data: nothing here reads it"))
+    elif leaf.kind == "utf16":
+        data = leaf.stream.read(_JSON_WHOLE)
+        text = data.decode("utf-16", "replace").encode("utf-8", "replace")
+        lines = [(number, line) for number, line in enumerate(text.split(b"\n"), 1)]
+        _read_lines(leaf.path, lines, case, orders, complete=len(data) < _JSON_WHOLE, notes=("UTF-16 text",))
+    else:
+        _read_text_leaf(leaf, case, orders)
+
+
+def _read_text_leaf(leaf: Leaf, case: CaseFile, orders: _Orders) -> None:
+    assert leaf.stream is not None
+    head = getattr(leaf.stream, "head", b"")
+    document = (
+        head.lstrip()[:1] in (b"{", b"[")
+        and (leaf.size or 0) <= _JSON_WHOLE
+        and b'"entries"' in head + b'"communicators"'
+        and (b'"pg_config"' in head or b'"communicators"' in head or b'"entries"' in head or b'"thread_id"' in head)
+    )
+    table = (b"utilization.gpu" in head[:4096].lower() and b" %" not in head) or head.startswith((b"# gpu", b"Process ", b"# HELP"))
+    kept = keep_lines(leaf.stream, everything=document or table)
+    _read_lines(leaf.path, kept.lines, case, orders, complete=kept.complete, notes=kept.notes, total=kept.total)
+
+
+def _read_pickle(leaf: Leaf, case: CaseFile) -> None:
+    assert leaf.stream is not None
+    data = leaf.stream.read(_MAX_PICKLE)
+    try:
+        document = load_pickle(data, leaf.path)
+    except EvidenceError as error:
+        _unread(case, leaf.path, str(error))
+        return
+    record = flight_rank(document, Ref(leaf.path, 0, max(len(data) - 1, 0), "byte"), rank_of_name(leaf.path))
+    if record is None:
+        _unread(case, leaf.path, "a pickle, but not a flight recorder's")
+        return
+    case.flights.append(record)
+    case.parts.append(InputPart(leaf.path, "", "read", ("flight recorder",)))
+
+
+def _counts(case: CaseFile) -> tuple[int, ...]:
+    return (
+        len(case.events), len(case.stats), len(case.threads), len(case.gpus), len(case.kernel), len(case.kernel_log_seen), len(case.metrics),
+        len(case.ras), len(case.watchdog), len(case.flights), len(case.dumps), len(case.procs), len(case.devices), len(case.failures),
+        len(case.versions), len(case.prior),
+    )  # fmt: skip
+
+
+def _read_lines(
+    source: str,
+    lines: Sequence[tuple[int, bytes]],
+    case: CaseFile,
+    orders: _Orders,
+    *,
+    complete: bool,
+    notes: Sequence[str],
+    total: int | None = None,
+) -> None:
+    note = "; ".join(notes)
+    if not complete and total is not None:
+        note = f"{len(lines)} of {total} lines looked at closely" + (f"; {note}" if note else "")
+    sections = list(split_sections(source, lines, first_order=orders.next, complete=complete))
+    orders.next += len(sections) + 1
+    for section in sections:
+        kinds: list[str] = []
+        for name, reader in READERS:
+            before = _counts(case)
+            try:
+                reader(section, case)
+            except RecursionError as error:
+                _reader_failed(case, section, name, error)
+            except Exception as error:
+                _reader_failed(case, section, name, error)
+            if _counts(case) != before:
+                kinds.append(name)
+        blank = [index for index, line in enumerate(section.lines) if not line.strip()]
+        for index in blank:
+            section.claimed[index] = 1
+        unknown = [index for index, mark in enumerate(section.claimed) if not mark] if complete else []
+        case.parts.append(
+            InputPart(
+                source, section.heading, "read" if complete else "partly", tuple(kinds), len(section.lines), len(unknown),
+                section.numbers[unknown[0]] if unknown else None, note,
+            )
+        )  # fmt: skip
+
+
+def _reader_failed(case: CaseFile, section: Section, name: str, error: BaseException) -> None:
+    case.unread.append(
+        UnreadItem(
+            what=f"{name} in {section.where()}", why=f"the reader failed: {type(error).__name__}: {error}"[:300],
+            remedy="please report this with the part of the file",
+        )
+    )  # fmt: skip
+
+
+def part_table(case: CaseFile) -> list[dict[str, Any]]:
+    """The inputs as plain rows for the document."""
+    return [
+        {
+            "path": part.path, "heading": part.heading, "status": part.status, "kinds": list(part.kinds), "lines": part.lines,
+            "unrecognised": part.unrecognised, "first_unrecognised": part.first_unrecognised, "note": part.note, "size": part.size,
+            "sha256": part.sha256,
+        }
+        for part in case.parts
+    ]  # fmt: skip

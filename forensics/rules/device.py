@@ -1,0 +1,316 @@
+"""Barriers: what is resident on a device and what it waits for. Blame follows the resident kernel, never the host's frame.
+
+A poll equation that is false, with the members of the group accounted for, is a proof by itself: nobody is left who could make it
+true. Which sub-case it is follows from four numbers: grid, CTAs of a group, resident blocks, counter against target
+(vllm-project/vllm#51593, #41189, #41444; flashinfer-ai/flashinfer#3610; ROCm/aiter#4007).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..evidence.facts import DeviceFacts, DeviceKernel, Poll
+from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
+from .view import View
+
+__all__ = ["KernelJudgement", "judge_kernel", "rule_crossrank", "rule_device_barrier", "rule_device_read", "satisfied"]
+
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelJudgement:
+    """What one resident kernel waits for. ``group_size``: CTAs that meet at the barrier, if it is known or follows."""
+
+    class_: str
+    cause: str | None
+    strength: int
+    text: str
+    poll: Poll | None = None
+    group_size: int | None = None
+
+
+def satisfied(value: int, comparison: str, target: int) -> bool:
+    """Is the wait's equation true? Signed 32-bit, as barriers count."""
+    left = value - (1 << 32) if value >= 1 << 31 else value
+    right = target - (1 << 32) if target >= 1 << 31 else target
+    return {
+        ">=": left >= right,
+        ">": left > right,
+        "<=": left <= right,
+        "<": left < right,
+        "==": left == right,
+        "!=": left != right,
+    }[comparison]
+
+
+def _total(kernel: DeviceKernel) -> int | None:
+    return kernel.grid[0] * kernel.grid[1] * kernel.grid[2] if kernel.grid else None
+
+
+def _linear(kernel: DeviceKernel, block: tuple[int, int, int]) -> int:
+    grid = kernel.grid or (1 << 30, 1, 1)
+    return block[0] + grid[0] * (block[1] + grid[1] * block[2])
+
+
+def judge_kernel(kernel: DeviceKernel, num_sms: int | None, *, certain_stuck: bool, crowded: bool) -> KernelJudgement | None:
+    """``certain_stuck``: tokens are frozen or two looks agree. ``crowded``: another kernel is resident too. None: nothing to say."""
+    meanings = {block.meaning for block in kernel.blocks or ()}
+    poll = next((p for p in kernel.polls if p.value is not None and p.target is not None), None) or next(iter(kernel.polls), None)
+    name = kernel.name.split("(")[0][:120] or "a kernel"
+    if kernel.family == "nccl":
+        return None
+    if kernel.family == "crossrank" or "system-poll" in meanings or (poll is not None and poll.scope == "sys"):
+        return KernelJudgement(
+            "gpu-crossrank-spin", None, FAIR if certain_stuck else WEAK, f"{name} polls a flag that another GPU writes", poll
+        )
+    if "global-poll" in meanings or (poll is not None and poll.target is not None):
+        return _spin(kernel, name, poll, num_sms, certain_stuck, crowded)
+    count = len(kernel.blocks) if kernel.blocks is not None else None
+    few = count is not None and count <= _FEW
+    strength = STRONG if certain_stuck and few else FAIR if certain_stuck or few else WEAK
+    left = f"{count} of {_total(kernel) or '?'} blocks resident" if count is not None else "resident"
+    if "phase-wait" in meanings:
+        return KernelJudgement(
+            "gpu-barrier-intra-block", "phase-wait", strength, f"{name} ({left}) stands in a phase wait inside a block", poll
+        )
+    if "cluster-wait" in meanings:
+        return KernelJudgement(
+            "gpu-barrier-intra-block", "cluster-peer", strength, f"{name} ({left}) waits for a block of its cluster", poll
+        )
+    if meanings == {"named-barrier"}:
+        return KernelJudgement(
+            "gpu-barrier-intra-block",
+            "named-barrier",
+            strength,
+            f"{name} ({left}): all warps stand at barriers of their block",
+            poll,
+        )
+    if kernel.blocks is not None and not kernel.blocks:
+        return None
+    return KernelJudgement(
+        "gpu-kernel-stuck", None, FAIR if certain_stuck else WEAK, f"{name} is {left} and what it waits for was not read", poll
+    )
+
+
+def _spin(
+    kernel: DeviceKernel, name: str, poll: Poll | None, num_sms: int | None, certain_stuck: bool, crowded: bool
+) -> KernelJudgement:
+    if poll is not None and poll.value is not None and poll.target is not None:
+        if satisfied(poll.value, poll.comparison, poll.target):
+            return KernelJudgement(
+                "gpu-kernel-stuck",
+                None,
+                WEAK,
+                f"{name}: the wait {poll.value} {poll.comparison} {poll.target} is already true: the look caught it moving",
+                poll,
+            )
+        equation = f"{poll.value} {poll.comparison} {poll.target} is false"
+    else:
+        equation = "the equation was not read"
+    cause, group, why = _spin_cause(kernel, poll, num_sms, crowded)
+    strength = FAIR
+    if poll is not None and poll.value is not None and poll.target is not None:
+        # Registers and code prove the wait; a printed counter beside one register leaves the pairing to the reader.
+        strength = STRONG if poll.source == "registers" and cause else FAIR
+    elif not certain_stuck:
+        strength = WEAK
+    blocks = kernel.blocks or ()
+    shown = ", ".join(str(b.index[0]) if b.index[1:] == (0, 0) else str(b.index) for b in blocks[:6]) + (
+        "…" if len(blocks) > 6 else ""
+    )
+    text = f"{name}: {len(blocks)} of {_total(kernel) or '?'} blocks resident ({shown or 'not listed'}), {equation}{'; ' + why if why else ''}"
+    return KernelJudgement("gpu-spin-barrier", cause, strength, text, poll, group)
+
+
+def _spin_cause(kernel: DeviceKernel, poll: Poll | None, num_sms: int | None, crowded: bool) -> tuple[str | None, int | None, str]:
+    """Cause, group size and the reason; None where the four numbers do not decide."""
+    targets = {p.target for p in kernel.polls if p.target is not None}
+    if poll is None or poll.value is None or poll.target is None or kernel.blocks is None or not kernel.blocks:
+        return None, kernel.group_size, ""
+    value, target = poll.value, poll.target
+    resident = sorted(_linear(kernel, b.index) for b in kernel.blocks)
+    total = _total(kernel)
+    group = kernel.group_size
+    if group is None and target <= (total or target) and target > len(resident) and resident == list(range(len(resident))):
+        group = None
+    spot = _linear(kernel, poll.block) if poll.block is not None else resident[0]
+    members = (
+        [b for b in resident if group is not None and b // group == spot // group]
+        if group
+        else resident
+        if len(resident) == 1
+        else []
+    )
+    phase = target // group - 1 if group and target % group == 0 else 0 if group is None else None
+    if (
+        total is not None
+        and resident == list(range(len(resident)))
+        and len(resident) < total
+        and _device_full(len(resident), num_sms, crowded)
+    ):
+        if value <= len(resident) or group is not None:
+            return (
+                "not-co-resident",
+                group,
+                f"blocks 0 to {len(resident) - 1} are resident and the other {total - len(resident)} never started: no room",
+            )
+        return None, group, ""
+    if group and len(members) == group and len(targets) > 1:
+        return "missing-fence", group, f"all {group} members are resident and wait for different phases"
+    arrived = len(members) if members else 1
+    least = (phase * group if phase is not None and group else 0) + arrived
+    if value < least:
+        if group and len(members) == group:
+            return (
+                "init-race",
+                group,
+                f"all {group} members wait, yet only {value} arrivals are left in the counter: it was zeroed after they arrived",
+            )
+        if value == 0:
+            return (
+                "reset-race",
+                group,
+                "a waiting block has arrived, yet the counter is 0: it was zeroed under it by a member that has left",
+            )
+        return None, group, "arrivals were lost from the counter"
+    if value == least and not phase:
+        if len(members) == group:
+            return None, group, ""
+        if members and total is not None and len(resident) < total:
+            gone = f"{(group or target) - arrived} member(s) of its group are not on the device and the device has room"
+            return "peer-left", group or (target if value == arrived else None), gone
+    return None, group, ""
+
+
+def _device_full(resident: int, num_sms: int | None, crowded: bool) -> bool:
+    """Could no further block start? At least one block on every SM, or another kernel holds the room."""
+    if crowded:
+        return True
+    return resident >= num_sms if num_sms is not None else resident >= 16
+
+
+def _stuck_for_certain(view: View, facts: DeviceFacts) -> bool:
+    if facts.repeat == "same" or view.flow.frozen or view.gave_up:
+        return True
+    twins = [d for d in view.case.devices if (d.pid, d.rank) == (facts.pid, facts.rank) and d.kernels and d is not facts]
+    return any(_same_place(facts, twin) for twin in twins)
+
+
+def _same_place(a: DeviceFacts, b: DeviceFacts) -> bool:
+    def key(facts: DeviceFacts) -> set[tuple[str, tuple[tuple[int, int, int], ...]]]:
+        return {(k.name, tuple(x.index for x in k.blocks or ())) for k in facts.kernels or ()}
+
+    return bool(key(a)) and key(a) == key(b)
+
+
+def resident_judgements(view: View) -> list[tuple[DeviceFacts, DeviceKernel, KernelJudgement]]:
+    """All resident kernels that wait for something, over all devices that were looked at."""
+    found = []
+    for facts in view.devices:
+        kernels = [k for k in facts.kernels or () if k.blocks is None or k.blocks]
+        for kernel in kernels:
+            judged = judge_kernel(kernel, facts.num_sms, certain_stuck=_stuck_for_certain(view, facts), crowded=len(kernels) > 1)
+            if judged is not None:
+                found.append((facts, kernel, judged))
+    return found
+
+
+def rule_device_barrier(view: View) -> Iterator[Finding]:
+    """Spin barriers, barriers inside a block, and resident kernels of which no more is known."""
+    rule = "device-barrier"
+    for facts in view.devices:
+        verdict = facts.diagnosis.verdict if facts.diagnosis is not None else None
+        if verdict is not None and verdict.class_.startswith("gpu-") and verdict.class_ != "gpu-kernel-stuck":
+            strength = {"high": STRONG, "medium": FAIR, "low": WEAK}[verdict.confidence]
+            yield supported(
+                rule, verdict.class_, strength, verdict.sentence or "as read from the device state", [facts.ref], verdict.cause
+            )
+    found = [item for item in resident_judgements(view) if item[2].class_ != "gpu-crossrank-spin" and item[0].diagnosis is None]
+    for facts, kernel, judged in found:
+        where = f"rank {facts.rank}: " if facts.rank is not None else f"pid {facts.pid}: " if facts.pid is not None else ""
+        yield supported(rule, judged.class_, judged.strength, where + judged.text, [kernel.ref, facts.ref], judged.cause)
+    if not found and not any(facts.kernels for facts in view.devices):
+        failures = [f for f in view.case.failures if "device" in f.what]
+        yield unknown(
+            rule,
+            "gpu-spin-barrier",
+            "the device state was not read",
+            "a cuda-gdb attach, or a user-triggered GPU core dump",
+            [f.ref for f in failures],
+        )
+
+
+def rule_crossrank(view: View) -> Iterator[Finding]:
+    rule = "crossrank"
+    found = [item for item in resident_judgements(view) if item[2].class_ == "gpu-crossrank-spin"]
+    timeouts = view.events("deepep-timeout", "grid-sync-timeout")
+    if not found:
+        if timeouts:
+            yield supported(
+                rule, "gpu-crossrank-spin", FAIR, "a communication kernel gave up waiting for a peer GPU", [e.ref for e in timeouts]
+            )
+        else:
+            yield unknown(rule, "gpu-crossrank-spin", "no kernel that polls a peer GPU was seen resident")
+        return
+    others = [
+        item
+        for item in resident_judgements(view)
+        if item[2].class_ in ("gpu-spin-barrier", "gpu-barrier-intra-block", "gpu-kernel-stuck")
+    ]
+    ranks = {facts.rank if facts.rank is not None else facts.pid for facts, _, _ in found}
+    looked = {facts.rank if facts.rank is not None else facts.pid for facts in view.devices if facts.kernels is not None}
+    two = [facts for facts in view.devices if sum(1 for f, _, _ in found if f is facts) > 1]
+    refs = [kernel.ref for _, kernel, _ in found]
+    names = {kernel.name.split("<")[0].split("(")[0] for _, kernel, _ in found}
+    strength = max(judged.strength for _, _, judged in found)
+    if two:
+        yield supported(
+            rule,
+            "gpu-crossrank-spin",
+            max(strength, FAIR),
+            f"two kernels of one rank poll peers at once: {', '.join(sorted(names))}",
+            refs,
+            "two-streams",
+        )
+        return
+    everyone = len(ranks) > 1 and ranks == looked and not others
+    if everyone:
+        cause = "peer-behind" if len(names) > 1 or len({_blocks_key(k) for _, k, _ in found}) > 1 else None
+        yield supported(
+            rule,
+            "gpu-crossrank-spin",
+            STRONG if strength >= FAIR else FAIR,
+            "every rank looked at polls its peers in a communication kernel",
+            refs,
+            cause,
+        )
+        return
+    if len(looked) > len(ranks) and not others:
+        yield supported(rule, "gpu-crossrank-spin", FAIR, "some ranks poll a peer that is in no such kernel", refs, "peer-behind")
+        return
+    # One rank alone: it waits for a peer that nobody looked at, or for one that is held by something else.
+    yield supported(rule, "gpu-crossrank-spin", WEAK, found[0][2].text + "; why the peer does not come was not read", refs)
+
+
+def _blocks_key(kernel: DeviceKernel) -> tuple[tuple[int, int, int], ...]:
+    return tuple(b.index for b in kernel.blocks or ())
+
+
+def rule_device_read(view: View) -> Iterator[Finding]:
+    """A device that was really read and shows work that moves, or nothing, speaks against a stuck kernel."""
+    rule = "device-moves"
+    moving = [d for d in view.case.devices if d.repeat == "moved"]
+    pairs: dict[tuple[object, object], list[DeviceFacts]] = {}
+    for facts in view.case.devices:
+        if facts.kernels is not None and (facts.pid is not None or facts.rank is not None):
+            pairs.setdefault((facts.pid, facts.rank), []).append(facts)
+    changed = [(looks[0], looks[-1]) for looks in pairs.values() if len(looks) > 1 and not _same_place(looks[0], looks[-1])]
+    if moving or changed:
+        refs = [*(d.ref for d in moving), *(r for a, b in changed for r in (a.ref, b.ref))]
+        yield contradicted(rule, "gpu-kernel-stuck", "the resident kernel changed between two looks", refs, FAIR)
+        yield contradicted(rule, "gpu-spin-barrier", "the resident kernel changed between two looks", refs, FAIR)
+        yield supported(rule, "not-hung", WEAK, "the device moves from kernel to kernel", refs)
+    else:
+        yield unknown(rule, "gpu-kernel-stuck", "no two looks at one device")
