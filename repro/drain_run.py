@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .ground import Ground
     from .options import Common, PlanFlags, RunFlags
 
-__all__ = ["DrainJob", "Executed", "build_plan", "execute", "fixes_of", "job_of", "parse_arch", "run_drain"]
+__all__ = ["DrainJob", "Executed", "build_plan", "execute", "fixes_of", "job_of", "parse_arch", "parse_expectation", "run_drain"]
 
 #: The architecture that the CPU ground interprets where none is named: that of the published case.
 DEFAULT_ARCH = 120
@@ -156,7 +156,8 @@ def _kernel_spec(flags: RunFlags) -> tuple[str, str]:
     )
 
 
-def _expectation(text: str | None) -> Expectation | None:
+def parse_expectation(text: str | None) -> Expectation | None:
+    """The value of ``--expect``; UsageError for anything but hang and clean."""
     if text is not None and text not in ("hang", "clean"):
         raise UsageError(f"--expect {text[:40]}: it is hang or clean")
     return cast("Expectation | None", text)
@@ -169,7 +170,9 @@ def bound_diagnose(ground: str, plan: DrainPlan, prepared: PreparedRun) -> Diagn
         from ..forensics.diagnose import diagnose_state
         from .step_facts import step_facts
 
-        return diagnose_state(state, ground=ground, step=step_facts(step, plan, prepared), evidence=evidence, unwedge=unwedge)
+        return diagnose_state(
+            state, ground=cast("Any", ground), step=step_facts(step, plan, prepared), evidence=evidence, unwedge=unwedge
+        )
 
     return cast("Diagnose", diagnose)
 
@@ -178,7 +181,7 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     """Make every choice of a run; nothing is started, a kernel may be compiled or fetched."""
     from .machine import probe_machine
 
-    expect = _expectation(flags.expect)
+    expect = parse_expectation(flags.expect)
     if flags.producer not in ("raw", "clamped"):
         raise UsageError(f"--producer {flags.producer[:40]}: it is raw or clamped")
     spec, library = _kernel_spec(flags)

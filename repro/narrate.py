@@ -12,9 +12,10 @@ from ..kernels.image import KernelImage
 from ..kernels.plan import LaunchPlan
 from ..reports.document import equation, verdict_words
 from ..scenarios.drain import DecodeStep, DrainPlan, schedule_line
+from .console import printable, wrap
 from .run import RunResult
 
-__all__ = ["expectation", "first_lines", "kernel_line", "last_lines", "progress_line", "proof_lines"]
+__all__ = ["autopsy_lines", "expectation", "first_lines", "kernel_line", "last_lines", "progress_line", "proof_lines"]
 
 
 def kernel_line(kernel: KernelImage, guarded: bool | None) -> str:
@@ -111,6 +112,54 @@ def _experiment_line(unwedge: Mapping[str, Any] | None) -> list[str]:
         when = f" {took:.2f} ms later" if isinstance(took, int | float) else ""
         return [f"experiment: a large count written into the counter, and the kernel retired{when}: that counter was the cause"]
     return ["experiment: a large count written into the counter, and the kernel did not retire"]
+
+
+def autopsy_lines(diagnosis: Diagnosis, *, most_waits: int = 3) -> list[str]:
+    """All of a diagnosis for a terminal: verdict, the equations beside their instructions, ledger, chain, gaps.
+
+    At most 80 columns but for instructions and paths.
+    """
+    lines = wrap(f"{diagnosis.outcome.upper()}: {verdict_words(diagnosis)}")
+    lines += wrap(diagnosis.verdict.sentence) if diagnosis.verdict.sentence else []
+    if diagnosis.verdict.signature:
+        lines += wrap(f"the published case {diagnosis.verdict.signature}")
+    for wait in diagnosis.waits[:most_waits]:
+        place = f" at +{wait.pc_offset:#x}" if wait.pc_offset is not None else ""
+        role = f", {wait.role} of group {wait.group}" if wait.role and wait.group is not None else ""
+        lines += ["", *wrap(f"block {wait.block[0]} of {wait.grid[0]}{role}: {equation(wait)}")]
+        lines += wrap(f"{wait.kernel}{place}; the word lies at {wait.address or 'an address that is not known'}", indent="  ")
+        lines += [printable(f"  +{offset:#06x}  {text}", limit=160) for offset, text in wait.instructions[:16]]
+    if len(diagnosis.waits) > most_waits:
+        lines.append(f"and {len(diagnosis.waits) - most_waits} more waits")
+    groups = [group for group in diagnosis.ledger if group.spinning] or list(diagnosis.ledger)
+    if groups:
+        lines.append("")
+    for group in groups[:8]:
+        words = ("running", "spinning", "exited", "never_started", "unknown")
+        parts = [f"{word.replace('_', ' ')} {_some(getattr(group, word))}" for word in words if getattr(group, word)]
+        lines += wrap(f"group {group.group}: {'; '.join(parts)}", indent="  ")
+        lines += wrap(f"  inferred: {group.inferred}", indent="  ") if group.inferred else []
+    if diagnosis.chain:
+        lines.append("")
+    for link in diagnosis.chain:
+        if link.status != "not observed":
+            lines += wrap(f"{link.link:<14}{link.status:<13} {link.text}", indent=" " * 28)
+    unseen = [link.link for link in diagnosis.chain if link.status == "not observed"]
+    lines += wrap(f"not observed in this evidence: {', '.join(unseen)}", indent="  ") if unseen else []
+    experiment = _experiment_line((diagnosis.model_extra or {}).get("unwedge"))
+    lines += ["", *(part for line in experiment for part in wrap(line))] if experiment else []
+    if diagnosis.unread:
+        lines.append("")
+    for item in diagnosis.unread[:8]:
+        lines += wrap(f"not read: {item.what}: {item.why}" + (f" → {item.remedy}" if item.remedy else ""), indent="  ")
+    if diagnosis.next:
+        lines += ["", printable(f"next: {diagnosis.next}")]
+    return lines
+
+
+def _some(blocks: Sequence[int], most: int = 12) -> str:
+    shown = ", ".join(map(str, blocks[:most]))
+    return shown if len(blocks) <= most else f"{shown} … ({len(blocks)})"
 
 
 def last_lines(result: RunResult, folder: Path) -> list[str]:

@@ -1,0 +1,238 @@
+"""The verb ``autopsy``: what is it that somebody has, who reads it, and what is said about it.
+
+A GPU core dump (plain, .gz, .xz), a run directory, a debugger's transcript; a live process only with ``--attach``. Files are judged
+where they lie, without GPU, driver or toolkit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from .. import __version__
+from ..clock import SYSTEM, Clock
+from ..errors import EvidenceError, RefusedError, RunStoreError, UsageError
+from ..forensics.device_state import Unread
+from ..forensics.records import Diagnosis
+from ..reports.document import ReportSource, markdown_report
+from ..scenarios.registry import scenario_for_signature
+from .console import Screen
+from .drain_run import fixes_of, parse_expectation
+from .exits import exit_status
+from .narrate import autopsy_lines
+from .runread import RunView, is_run_directory, open_run
+from .runstore import RunStore
+from .unpack import head_of, peek, plain_file
+from .verdicts import completed, unfinished_diagnosis
+
+if TYPE_CHECKING:
+    from .options import Common
+
+__all__ = ["autopsy_file", "autopsy_run", "run_autopsy"]
+
+_ELF = b"\x7fELF"
+_ATTACH_HELP = (
+    "Attaching freezes the process for about a second (10 s and more if cuda-gdb loads host symbols), needs ptrace, and a failed "
+    "attach can end it. If that is acceptable: dsv4-repro autopsy {pid} --attach"
+)
+
+
+def autopsy_file(path: Path) -> Diagnosis:
+    """The diagnosis of one file, by what is in it: a core dump, else a debugger's transcript. EvidenceError, CoreFileError,
+    TranscriptError.
+    """
+    from ..forensics.diagnose import diagnose_dump, diagnose_transcript
+
+    with plain_file(path) as plain:
+        reader: Callable[[Path], Diagnosis] = diagnose_dump if head_of(plain).startswith(_ELF) else diagnose_transcript
+        diagnosis = reader(plain)
+    return diagnosis if plain == path else _under_its_own_name(diagnosis, path)
+
+
+def _under_its_own_name(diagnosis: Diagnosis, path: Path) -> Diagnosis:
+    """Evidence that was unpacked is named, and hashed, as the file that was given."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    evidence = [{**item.model_dump(mode="json"), "path": str(path), "sha256": digest} for item in diagnosis.evidence]
+    return completed(diagnosis, evidence=evidence)
+
+
+def autopsy_run(path: Path) -> Diagnosis:
+    """Judge a run directory again, from its artefacts: the core dump, else the transcript; its own diagnosis if there is neither.
+
+    The window, the plan's facts and the experiment come from the run's records. RunStoreError if there is nothing to judge.
+    """
+    view = open_run(path)
+    problems: list[Unread] = list(view.missing)
+    for kind in ("gpu-core", "cuda-gdb"):
+        for entry in view.evidence:
+            if entry.kind != kind:
+                continue
+            try:
+                judged = autopsy_file(view.artefact(entry))
+            except EvidenceError as error:
+                problems.append(Unread(f"{entry.id} ({entry.kind})", str(error)))
+                continue
+            return _with_run(judged, view, problems)
+    if view.diagnosis is not None:
+        problems.append(Unread("device state", "the run holds no core dump and no transcript; its own diagnosis is repeated"))
+        return completed(view.diagnosis, unread=problems)
+    raise RunStoreError(
+        "nothing to judge: neither a core dump, nor a transcript, nor a diagnosis", path=str(path), help_text="dsv4-repro doctor"
+    )
+
+
+def _with_run(judged: Diagnosis, view: RunView, problems: Sequence[Unread]) -> Diagnosis:
+    """A diagnosis from an artefact with what only the run knew: evidence under its own ids, window, upper links, experiment."""
+    if view.diagnosis is None:
+        return completed(judged, unread=problems)
+    own = view.diagnosis
+    known = {link.link: link for link in own.chain}
+    listed = {item.id for item in own.evidence} | {item.id for item in judged.evidence}
+    chain = [
+        known[link.link]
+        if link.status == "not observed" and link.link in known and set(known[link.link].evidence) <= listed
+        else link
+        for link in judged.chain
+    ]
+    extra: dict[str, Any] = {key: value for key, value in (own.model_extra or {}).items() if key in ("unwedge", "trials", "timing")}
+    agrees = (own.verdict.class_, own.verdict.cause) == (judged.verdict.class_, judged.verdict.cause)
+    return completed(
+        judged,
+        window=own.window,
+        unread=problems,
+        chain=[link.model_dump(mode="json") for link in chain],
+        evidence=[item.model_dump(mode="json") for item in (*judged.evidence, *own.evidence)],
+        agrees_with_run=agrees,
+        ground=own.ground,
+        **extra,
+    )
+
+
+def _attach(pid: int, store: RunStore, clock: Clock) -> Diagnosis:
+    """Attach cuda-gdb to a process, read, detach; the transcript stays in the run directory."""
+    from ..forensics.collect import run_collector
+    from ..forensics.collect.cuda_gdb import CudaGdbCollector, find_cuda_gdb, probe_cuda_gdb
+    from ..forensics.diagnose import diagnose_state
+    from ..forensics.records import Evidence
+
+    folder = store.evidence_subfolder("attach")
+    tool = probe_cuda_gdb(find_cuda_gdb(), folder, clock=clock)
+    collected = run_collector(CudaGdbCollector(pid, folder, tool, clock=clock), clock)
+    for item in collected.files:
+        store.add_evidence(item.kind, item.path, item.origin, collector=collected.collector)
+    store.add_rest(folder)
+    evidence = [
+        Evidence(id=entry.id, kind=entry.kind, path=entry.path, sha256=entry.sha256, when=entry.when) for entry in store.evidence
+    ]
+    if collected.state is None:
+        why = "; ".join(item.why for item in collected.unread) or "cuda-gdb returned no state"
+        diagnosis = unfinished_diagnosis("gpu", f"the state of process {pid} could not be read: {why}")
+    else:
+        diagnosis = diagnose_state(collected.state, ground="process", evidence=evidence)
+    return completed(
+        diagnosis, unread=collected.unread, evidence=[item.model_dump(mode="json") for item in evidence], ground="process"
+    )
+
+
+def _is_pid(target: str) -> bool:
+    return target.isascii() and target.isdigit() and not Path(target).exists()
+
+
+def _judge(targets: Sequence[str], screen: Screen) -> Diagnosis:
+    paths = [Path(target) for target in targets]
+    for path in paths:
+        if not path.exists() and not path.is_symlink():
+            raise UsageError(f"{str(path)[:200]}: there is no such file, run directory or process id")
+    if len(paths) == 1 and is_run_directory(paths[0]):
+        screen.progress(f"judging the evidence in {paths[0]}")
+        return autopsy_run(paths[0])
+    if len(paths) == 1 and paths[0].is_file():
+        screen.progress(f"reading {paths[0]}")
+        if _device_evidence(paths[0]) or not _takes_any_evidence():
+            return autopsy_file(paths[0])
+    if not _takes_any_evidence():
+        raise UsageError("one target at a time: a core dump, a run directory or a debugger's transcript")
+    module = importlib.import_module("..forensics.autopsy", __package__)
+    return cast("Diagnosis", module.autopsy_paths(paths))
+
+
+def _device_evidence(path: Path) -> bool:
+    """Whether the file is one of those that say all by themselves: a core dump, or a transcript of cuda-gdb."""
+    from ..forensics.cuda_gdb_text import looks_like_transcript
+
+    head = peek(path, 1 << 20)
+    return head.startswith(_ELF) or looks_like_transcript(head.decode("utf-8", errors="replace"))
+
+
+def _takes_any_evidence() -> bool:
+    """Whether this release reads logs, stacks and metrics too (``forensics.autopsy.autopsy_paths``)."""
+    return importlib.util.find_spec("..forensics.autopsy", __package__) is not None
+
+
+def run_autopsy(targets: Sequence[str], common: Common, *, attach: bool, expect: str | None, clock: Clock = SYSTEM) -> int:
+    """The verb. Exit status: 3 a hang, 0 not hung, 4 another failure, 5 inconclusive. ``--out DIR`` keeps diagnosis and report."""
+    screen = Screen(as_json=common.as_json)
+    expectation = parse_expectation(expect)
+    pids = [target for target in targets if _is_pid(target)]
+    if pids and len(targets) > 1:
+        raise UsageError("a process is looked at alone: give one PID and nothing else")
+    if pids and not attach:
+        raise RefusedError(f"process {pids[0]} was not touched", help_text=_ATTACH_HELP.format(pid=pids[0]))
+    if attach and not pids:
+        raise UsageError("--attach needs a PID", help_text="dsv4-repro autopsy PID --attach")
+    store: RunStore | None = None
+    if pids or common.out is not None:
+        store = RunStore.create("autopsy", out=common.out, clock=clock)
+    try:
+        if pids:
+            assert store is not None
+            screen.progress(f"attaching to {pids[0]}")
+            diagnosis = _attach(int(pids[0]), store, clock)
+        else:
+            diagnosis = _judge(targets, screen)
+        if store is not None:
+            _keep(store, diagnosis, targets)
+    finally:
+        if store is not None:
+            store.close()
+    screen.end_progress()
+    style = {"hang": "bad", "other": "bad", "clean": "good"}.get(diagnosis.outcome, "note")
+    lines = autopsy_lines(diagnosis)
+    screen.say(*lines[:1], style=style)
+    screen.say(*lines[1:])
+    if store is not None:
+        screen.say(f"kept in {store.path}")
+    status = exit_status(diagnosis.outcome, expectation)
+    screen.document({**diagnosis.document(), "exit_status": status})
+    return status
+
+
+def _keep(store: RunStore, diagnosis: Diagnosis, targets: Sequence[str]) -> None:
+    from .run_records import RunRecord
+
+    entry = scenario_for_signature(diagnosis.verdict.signature)
+    record = RunRecord(
+        scenario="autopsy",
+        ground=diagnosis.ground,
+        state="finished",
+        command=("dsv4-repro", "autopsy", *targets),
+        outcome=diagnosis.outcome,
+        exit_status=exit_status(diagnosis.outcome),
+        versions={"dsv4-repro": __version__},
+    )
+    store.write_run(record)
+    store.write_diagnosis(diagnosis.document())
+    source = ReportSource(
+        diagnosis=diagnosis,
+        run=record.document(),
+        title="Autopsy of " + ", ".join(targets),
+        fixes=fixes_of(entry) if diagnosis.outcome == "hang" else (),
+        targets=tuple(targets),
+        version=__version__,
+    )
+    store.write_report("\n".join(markdown_report(source)) + "\n")
