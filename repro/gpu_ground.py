@@ -456,7 +456,9 @@ class GpuGround:
         """
         child = self._live_child()
         try:
-            answer = child.ask({"cmd": "release", "address": address, "value": value, "timeout_s": 10.0}, "release", 20.0)
+            limit_s = float(self._request.options.get("unwedge_timeout_s", 10.0))
+            command = {"cmd": "release", "address": address, "value": value, "timeout_s": limit_s}
+            answer = child.ask(command, "release", limit_s + 10.0)
         except ReproError as error:
             return UnwedgeOutcome(True, False, address=address, value=value, why_not=f"{type(error).__name__}: {error}")
         retired = bool(answer["retired"])

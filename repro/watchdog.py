@@ -141,19 +141,20 @@ class Watchdog:
             self._gpm = sample.gpm
 
     def _idle_reason(self, at: float) -> str:
-        if self._gpm is not None and self._gpm.graphics_util == 0.0:
-            return f"contradiction: GPM saw no work at all for {self._gpm.end - self._gpm.begin:.2f} s: the step may never have reached the device"
+        """Why the device seems to do nothing, or nothing. GPM alone does not say so against an NVML that shows a busy card."""
+        never = "the step may never have reached the device"
+        busy = self._busy is not None and (self._busy.utilisation or 0) >= self.limits.busy_percent
+        if self._gpm is not None and self._gpm.graphics_util == 0.0 and not busy:
+            return f"contradiction: GPM saw no work at all for {self._gpm.end - self._gpm.begin:.2f} s: {never}"
         if self._idle_since is not None and at - self._idle_since >= self.limits.idle_s:
-            return (
-                f"contradiction: NVML has shown 0 % for {at - self._idle_since:.1f} s: the step may never have reached the device"
-            )
+            return f"contradiction: NVML has shown 0 % for {at - self._idle_since:.1f} s: {never}"
         return ""
 
     def _silent(self, sample: Sample, silence_s: float) -> tuple[str, ...]:
         state = sample.host_state or "not readable"
         return (
-            f"the child has said nothing for {silence_s:.2f} s (process state {state}): a host thread inside a driver call and a hung "
-            "device cannot be told apart from outside",
+            f"the child has said nothing for {silence_s:.2f} s (process state {state}): a host thread inside a driver call "
+            "and a hung device cannot be told apart from outside",
             *self._corroboration(),
         )
 
@@ -171,7 +172,8 @@ class Watchdog:
         ]
         if self._layers_done is not None:
             facts.append(
-                f"{self._layers_done} of {self._layers} layers finished by the device's own count, unchanged for {1e3 * still_s:.0f} ms"
+                f"{self._layers_done} of {self._layers} layers finished by the device's own count, "
+                f"unchanged for {1e3 * still_s:.0f} ms"
             )
         facts.append(
             f"the host thread still answers: last word {max(age_ms, 0.0):.0f} ms ago, state {sample.host_state or 'not read'}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import struct
 import tempfile
@@ -78,30 +79,47 @@ class DumpSettings:
 
 
 def find_pipe(pid: int, settings: DumpSettings | None, root: Path = Path("/proc")) -> Path | None:
-    """The pipe that the driver reads: by the template, else among the open files of the process. None if there is none.
+    """The pipe that the driver of process ``pid`` reads; None if there is none.
 
-    A pipe found through ``/proc`` is opened through ``/proc``, which also works across mount namespaces.
+    By the template of ``settings``; else among the open files of the process, those whose name fits the process's own
+    CUDA_COREDUMP_PIPE or the driver's default name. Never another pipe: a byte in it would be read by somebody. A pipe found
+    through
+    ``/proc`` is opened through ``/proc``, which also works across mount namespaces.
     """
     if settings is not None:
         candidate = settings.pipe_of(pid)
         try:
-            if stat.S_ISFIFO(candidate.stat().st_mode):
-                return candidate
+            return candidate if stat.S_ISFIFO(candidate.stat().st_mode) else None
         except OSError:
-            pass
+            return None
     try:
         links = sorted((root / str(pid) / "fd").iterdir())
     except OSError:
         return None
+    fits = _pipe_names(pid, root)
     for link in links:
         try:
             target = os.readlink(link)
-            named = not target.startswith(("pipe:", "socket:", "anon_inode:")) and stat.S_ISFIFO(link.stat().st_mode)
+            if fits.fullmatch(target.removesuffix(" (deleted)")) and stat.S_ISFIFO(link.stat().st_mode):
+                return link
         except OSError:
             continue
-        if named and ("pipe" in Path(target).name):
-            return link
     return None
+
+
+def _pipe_names(pid: int, root: Path) -> re.Pattern[str]:
+    """What the pipe of a process may be called: its own template with %p, %h and %t expanded, or the driver's default."""
+    default = rf"(?:.*/)?corepipe\.cuda\.[^/]*\.{pid}"
+    try:
+        environment = (root / str(pid) / "environ").read_bytes()[: 1 << 20]
+    except OSError:
+        return re.compile(default)
+    for item in environment.split(b"\0"):
+        name, _, value = item.decode("utf-8", "replace").partition("=")
+        if name == "CUDA_COREDUMP_PIPE" and value:
+            pattern = re.escape(value).replace("%p", str(pid)).replace("%h", "[^/]*").replace("%t", "[0-9]*")
+            return re.compile(rf"(?:.*/)?{pattern}|{default}")
+    return re.compile(default)
 
 
 def announced_size(path: Path) -> int | None:

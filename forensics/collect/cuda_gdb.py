@@ -40,7 +40,8 @@ _PYTHON = re.compile(r"^dsv4-python (\d+)\.(\d+)", re.MULTILINE)
 _FAILURES: tuple[tuple[str, str, str], ...] = (
     ("ptrace: operation not permitted", "ptrace is refused",
      "Run as root, or: sysctl kernel.yama.ptrace_scope=0; in Docker add --cap-add=SYS_PTRACE"),
-    ("could not attach to process", "the process cannot be attached to", "Is another debugger attached? Does the process still live?"),
+    ("could not attach to process", "the process cannot be attached to",
+     "Is another debugger attached? Does the process still live?"),
     ("no such process", "there is no such process", "Check the pid, and the pid namespace (containers)."),
     ("could not allocate operating system resources for attaching", "the driver has no resources for the attach",
      "Attach from inside the target's container, with its root file system writable."),

@@ -141,8 +141,8 @@ class NvmlDevice:
             name=_text(self._ask("name", lambda: n.nvmlDeviceGetName(h), unread)),
             uuid=_text(self._ask("UUID", lambda: n.nvmlDeviceGetUUID(h), unread)),
             pci_bus_id=_text(self._ask("PCI address", lambda: n.nvmlDeviceGetPciInfo(h).busId, unread)),
-            driver=_text(self._ask("driver version", n.nvmlSystemGetDriverVersion, unread)),
-            nvml=_text(self._ask("NVML version", n.nvmlSystemGetNVMLVersion, unread)),
+            driver=_text(self._ask("driver version", lambda: n.nvmlSystemGetDriverVersion(), unread)),
+            nvml=_text(self._ask("NVML version", lambda: n.nvmlSystemGetNVMLVersion(), unread)),
             sm=10 * int(capability[0]) + int(capability[1]) if capability is not None else None,
             memory_total=self._ask("memory", lambda: int(n.nvmlDeviceGetMemoryInfo(h).total), unread),
             # Cards without MIG answer "not supported": that is the answer "no", not a failure.
