@@ -110,7 +110,6 @@ def _described(call: OperatorCall, recipe: Recipe, sentinel: bool | None) -> Top
         raise CannotDecideError(f"{call.name} is called without logits", call.place)
     rows = logits.shape[0]
     lengths = next((item for item in tensors[1:] if item.dtype.name == "int32" and item.array.size == rows), None)
-    numbers = [item for item in call.args if isinstance(item, int) and not isinstance(item, bool)]
     promised: int | None = None
     if call.name in ("persistent_topk", "cooperative_topk"):
         last = call.args[-1]
@@ -120,5 +119,5 @@ def _described(call: OperatorCall, recipe: Recipe, sentinel: bool | None) -> Top
     return TopKCall(
         operator=call.name, rows=rows, width=logits.shape[1], stride=logits.stride(0),
         lengths=tuple(_flat(lengths.tolist())) if lengths is not None else (None,) * rows, max_seq_len=promised,
-        top_k=recipe.top_k if recipe.top_k in numbers else recipe.top_k, place=call.place, sentinel=sentinel,
+        top_k=recipe.top_k, place=call.place, sentinel=sentinel,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -193,8 +193,8 @@ def _with_depth(recipe: Recipe, mtp: int) -> Recipe:
     return replace(recipe, mtp=mtp, method="mtp")
 
 
-def _judged(name: str, batch: Batch, lengths: Tensor, place: str, how: str) -> ProducerFinding:
-    flat = [item for item in _flatten(lengths.tolist())]
+def _judged(name: str, batch: Batch, lengths: Tensor, place: str, how: Literal["interpreted", "syntax"]) -> ProducerFinding:
+    flat = _flatten(lengths.tolist())
     padding = [slot for slot, length in enumerate(batch.seq_lens) if length == 0]
     of_padding = (
         flat[padding[0] * (len(flat) // len(batch.seq_lens)) :]

@@ -20,7 +20,7 @@ from ...errors import BudgetError
 from .decode import INSTRUCTION_BYTES, Instruction, SassFunction, decode_row
 from .layout import ConstantLayout
 from .slice_flow import STACK_TOP, Flow, branch_condition, thread_constants
-from .slice_liveness import live_registers, written_registers
+from .slice_liveness import live_registers, read_registers, written_registers
 from .symbolic import Environment, ThreadState, step
 from .symbolic_algebra import TermAlgebra
 from .symbolic_terms import MASK, Term, Terms, Word, postorder
@@ -58,6 +58,7 @@ class SliceFacts:
     arrivals: tuple[int, ...]
     live: Mapping[int, int]
     loop_writes: Mapping[int, tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]]
+    loop_blocks: frozenset[int]
     instructions: int
     unfollowed: tuple[int, ...] = ()
 
@@ -69,7 +70,7 @@ class SliceFacts:
         return SliceFacts(
             self.name, self.sm, rows, self.symbols, self.heads, self.barrier & touched, self.alone & touched, self.polls,
             self.arrivals, live,
-            self.loop_writes, self.instructions, self.unfollowed,
+            self.loop_writes, self.loop_blocks & touched, self.instructions, self.unfollowed,
         )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def slice_facts(function: SassFunction, flow: Flow) -> SliceFacts:
     return SliceFacts(
         function.name, function.sm, rows, function.symbols, frozenset(flow.lengths), flow.barrier, flow.alone, flow.polls,
         flow.arrivals, flow.live,
-        loops, len(function.instructions), flow.unfollowed,
+        loops, frozenset().union(*(flow.loop_of(head) for head in flow.lengths)), len(function.instructions), flow.unfollowed,
     )  # fmt: skip
 
 
@@ -119,15 +120,16 @@ class Path:
     """One path of one CTA's thread 0. ``conditions``: truth values that all hold on it. ``trace``: branches taken, as instruction
     offsets.
 
-    ``outcome``: see the module; ``head``: stopped in front of a load of a row length. ``state``: registers where it ended.
+    ``outcome``: see the module; ``loop``: stopped where the row loop begins. ``state``: registers where it ended.
     """
 
     conditions: tuple[Any, ...]
-    outcome: Literal["barrier", "alone", "exit", "head"]
+    outcome: Literal["barrier", "alone", "exit", "loop"]
     end: int
     trace: tuple[int, ...]
     state: ThreadState
     row_loaded: bool
+    executed: tuple[int, ...] = ()
 
 
 @dataclass
@@ -140,6 +142,7 @@ class _Run:
     trace: list[int]
     loaded: bool = False
     left: bool = False
+    executed: list[int] = field(default_factory=list)
 
 
 def condition_of(paths: Sequence[Path], terms: Terms, outcomes: Sequence[str]) -> Any:
@@ -178,6 +181,7 @@ class Prologue:
     terms: Terms = field(default_factory=Terms)
     steps: int = 0
     touched: set[int] = field(default_factory=set)
+    _symbolic: set[int] = field(default_factory=set)
     _decoded: dict[int, Instruction] = field(default_factory=dict)
 
     def instruction(self, offset: int) -> Instruction:
@@ -206,44 +210,46 @@ class Prologue:
 
         return Environment(terms, TermAlgebra(terms), words.get, thread_constants(cta=shape.cta), load)
 
-    def first_row(self, shape: GroupShape, *, stop_at_head: bool = False) -> list[Path]:
+    def first_row(self, shape: GroupShape, *, stop_at_loop: bool = False) -> list[Path]:
         """From the kernel's entry to what happens to the CTA's first row."""
-        return self._explore(self._environment(shape), _Run(0, ThreadState(), [], []), stop_at_head=stop_at_head)
+        return self._explore(self._environment(shape), _Run(0, ThreadState(), [], []), stop_at_loop=stop_at_loop)
 
     def later_row(self, shape: GroupShape, start: Path) -> list[Path]:
-        """From the load of a later row's length: whatever the row loop writes is unknown, what it leaves alone is as on ``start``.
+        """A later turn of the row loop: whatever the loop writes is unknown at its start, what it leaves alone is as on ``start``.
 
-        ``start``: a path that ended at ``head``. An over-approximation of every later iteration at once.
+        ``start``: a path that ended at ``loop``. An over-approximation of every later iteration at once.
         """
         state = start.state.copy()
         files = {"reg": state.regs, "ureg": state.uregs, "pred": state.preds, "upred": state.upreds}
-        written, local = self.facts.loop_writes[start.end]
-        for kind, index in written:
-            files[kind].pop(index, None)
-        if local is None:
-            state.local.clear()
-        else:
-            for address in local:
-                state.local.pop(address, None)
+        for written, local in self.facts.loop_writes.values():
+            for kind, index in written:
+                files[kind].pop(index, None)
+            if local is None:
+                state.local.clear()
+            else:
+                for address in local:
+                    state.local.pop(address, None)
         return self._explore(
-            self._environment(shape), _Run(start.end, state, list(start.conditions), list(start.trace)), stop_at_head=False
+            self._environment(shape), _Run(start.end, state, list(start.conditions), list(start.trace)), stop_at_loop=False
         )
 
-    def _explore(self, env: Environment, first: _Run, *, stop_at_head: bool) -> list[Path]:
+    def _explore(self, env: Environment, first: _Run, *, stop_at_loop: bool) -> list[Path]:
         done: list[Path] = []
         queue = [first]
         while queue:
             if len(done) + len(queue) > MAX_PATHS:
                 raise BudgetError(f"more than {MAX_PATHS} paths through the prologue of {self.facts.name}")
             run = queue.pop()
-            outcome = self._follow(env, run, queue, stop_at_head)
+            outcome = self._follow(env, run, queue, stop_at_loop)
             if outcome is not None:
-                done.append(Path(tuple(run.conditions), outcome, run.pc, tuple(run.trace), run.state, run.loaded))
+                done.append(
+                    Path(tuple(run.conditions), outcome, run.pc, tuple(run.trace), run.state, run.loaded, tuple(run.executed))
+                )
         return done
 
     def _follow(
-        self, env: Environment, run: _Run, queue: list[_Run], stop_at_head: bool
-    ) -> Literal["barrier", "alone", "exit", "head"] | None:
+        self, env: Environment, run: _Run, queue: list[_Run], stop_at_loop: bool
+    ) -> Literal["barrier", "alone", "exit", "loop"] | None:
         """Runs one path to its end; other sides of its branches go into ``queue``. None: the path contradicts itself."""
         facts, heads = self.facts, self.facts.heads
         while True:
@@ -255,12 +261,13 @@ class Prologue:
                     return "barrier"
                 if run.pc in facts.alone:
                     return "alone"
-            if stop_at_head and run.pc in heads:
-                return "head"
+            if stop_at_loop and run.pc in facts.loop_blocks:
+                return "loop"
             self.steps += 1
             if self.steps > MAX_STEPS:
                 raise BudgetError(f"more than {MAX_STEPS} instructions in the prologue of {self.facts.name}")
             instruction = self.instruction(run.pc)
+            run.executed.append(run.pc)
             opcode = instruction.opcode
             after = run.pc + INSTRUCTION_BYTES
             if opcode == "EXIT":
@@ -268,7 +275,15 @@ class Prologue:
                 if taken is True:
                     return "exit"
                 if taken is not False:
-                    gone = _Run(run.pc, run.state.copy(), [*run.conditions, taken], [*run.trace, run.pc], run.loaded, left=True)
+                    gone = _Run(
+                        run.pc,
+                        run.state.copy(),
+                        [*run.conditions, taken],
+                        [*run.trace, run.pc],
+                        run.loaded,
+                        True,
+                        list(run.executed),
+                    )
                     if _consistent(gone.conditions, self.terms):
                         queue.append(gone)
                     run.conditions.append(self.terms.negated(taken))
@@ -283,7 +298,15 @@ class Prologue:
                 elif taken is True:
                     run.pc = instruction.target
                 else:
-                    other = _Run(instruction.target, run.state.copy(), [*run.conditions, taken], [*run.trace, run.pc], run.loaded)
+                    other = _Run(
+                        instruction.target,
+                        run.state.copy(),
+                        [*run.conditions, taken],
+                        [*run.trace, run.pc],
+                        run.loaded,
+                        False,
+                        list(run.executed),
+                    )
                     if _consistent(other.conditions, self.terms):
                         queue.append(other)
                     run.conditions.append(self.terms.negated(taken))
@@ -297,8 +320,38 @@ class Prologue:
                 )
             else:
                 step(env, run.state, instruction, self.facts.name)
+                self._note(run, instruction)
                 run.loaded = run.loaded or run.pc in heads
                 run.pc = after
+
+    def _note(self, run: _Run, instruction: Instruction) -> None:
+        """Remembers instructions whose result depends on a free input."""
+        files = {"reg": run.state.regs, "ureg": run.state.uregs, "pred": run.state.preds, "upred": run.state.upreds}
+        for kind, index in written_registers(instruction):
+            value = files[kind].get(index)
+            if isinstance(value, Term) and not value.inputs.isdisjoint(FREE_INPUTS):
+                self._symbolic.add(instruction.offset)
+
+    def relevant(self, path: Path) -> tuple[tuple[int, str], ...]:
+        """The instructions that decided the path: its branches and, backwards, what computed their conditions from the free
+        inputs."""
+        needed: set[tuple[str, int]] = set()
+        kept: list[int] = []
+        branches = set(path.trace)
+        for offset in reversed(path.executed):
+            instruction = self.instruction(offset)
+            written = set(written_registers(instruction))
+            if offset in branches:
+                kept.append(offset)
+            elif offset in self._symbolic and written & needed:
+                kept.append(offset)
+                if instruction.guard is None:
+                    needed -= written
+            else:
+                continue
+            if instruction.opcode not in ("LDG", "LD"):
+                needed.update(live_registers(read_registers(instruction)))
+        return tuple((offset, self.instruction(offset).text) for offset in sorted(set(kept)))
 
     def interesting(self, state: ThreadState, block: int) -> list[tuple[str, Any]]:
         """Values that depend on the length and may be read from ``block`` on, by register name; local memory always counts."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .decode import INSTRUCTION_BYTES, PT, RZ, Instruction, Operand, SassFunction
 
-__all__ = ["live_registers", "liveness", "reversed_graph", "written_registers"]
+__all__ = ["live_registers", "liveness", "read_registers", "reversed_graph", "written_registers"]
 
 
 def reversed_graph(graph: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -30,10 +30,15 @@ def written_registers(instruction: Instruction) -> list[tuple[str, int]]:
     return out
 
 
+def _pair_address(instruction: Instruction, operand: Operand) -> bool:
+    """Whether the address register is a pair; sm_75 prints 64-bit global addresses without ``.64``."""
+    return operand.mode == "64" or (operand.mode == "" and operand.ubase is None and instruction.has("E"))
+
+
 def _words(instruction: Instruction, operand: Operand, *, written: bool = False) -> int:
     """How many registers an operand names: 1, a pair, or four."""
     if operand.kind == "mem":
-        return 2 if operand.mode == "64" else 1
+        return 2 if _pair_address(instruction, operand) else 1
     op = instruction.opcode
     memory = op.startswith(("LD", "ST", "ATOM", "RED", "ULDC"))
     if memory:
@@ -57,7 +62,8 @@ def _bit_of(kind: str, index: int) -> int:
     return 1 << (_BASE[kind] + index)
 
 
-def _read_mask(instruction: Instruction) -> int:
+def read_registers(instruction: Instruction) -> int:
+    """What an instruction reads, as a bit mask (``live_registers`` names the bits)."""
     mask = 0
     if instruction.guard is not None and instruction.guard.index != PT:
         mask |= _bit_of("upred" if instruction.guard.uniform else "pred", instruction.guard.index)
@@ -72,7 +78,7 @@ def _read_mask(instruction: Instruction) -> int:
                 mask |= _bit_of("pred", n)
         elif item.kind == "mem":
             if item.index is not None and item.index != RZ:
-                for n in range(2 if item.mode == "64" else 1):
+                for n in range(2 if _pair_address(instruction, item) else 1):
                     mask |= _bit_of("reg", min(item.index + n, 254))
             if item.ubase is not None and item.ubase != RZ:
                 mask |= _bit_of("ureg", item.ubase) | _bit_of("ureg", item.ubase + 1)
@@ -81,31 +87,123 @@ def _read_mask(instruction: Instruction) -> int:
     return mask
 
 
-def liveness(function: SassFunction, following: Mapping[int, tuple[int, ...]], ends: Mapping[int, int]) -> dict[int, int]:
-    """Registers whose value may still be read, at the start of each block."""
-    reads: dict[int, int] = {}
-    kills: dict[int, int] = {}
-    for start, end in ends.items():
-        read = kill = 0
-        for offset in range(start, end, INSTRUCTION_BYTES):
-            instruction = function.instructions[offset // INSTRUCTION_BYTES]
-            read |= _read_mask(instruction) & ~kill
-            if instruction.guard is None:
-                for kind, index in written_registers(instruction):
-                    kill |= _bit_of(kind, min(index, 254) if kind in ("reg", "ureg") else index)
-        reads[start], kills[start] = read, kill
-    live = dict(reads)
+_Guard = tuple[bool, int, bool]
+
+
+def _and_with(instruction: Instruction) -> tuple[_Guard, list[_Guard]] | None:
+    """``ISETP.….AND P0, PT, a, b, P3``: the result is false where P3 is, so a and b matter only under P3, and P0 implies P3.
+
+    The guard (P3) and the guards that then imply it (P0); None for any other instruction.
+    """
+    if instruction.opcode not in ("ISETP", "UISETP", "FSETP") or not instruction.has("AND") or instruction.has("EX"):
+        return None
+    if instruction.guard is not None or len(instruction.sources) < 3:
+        return None
+    last = instruction.sources[2]
+    if last.kind not in ("pred", "upred") or last.index is None or last.index == PT or len(instruction.dests) < 1:
+        return None
+    first = instruction.dests[0]
+    implied = [(first.kind == "upred", first.index, False)] if first.index is not None and first.index != PT else []
+    return (last.kind == "upred", last.index, last.invert), implied
+
+
+def _exposed(instructions: Iterable[Instruction]) -> tuple[int, int]:
+    """Masks of a straight run of code: what it reads before it is written there, and what it certainly overwrites.
+
+    A read under the guard under which the value was written is not exposed, as long as that predicate has not changed in between;
+    writes under a guard and under its opposite overwrite together.
+    """
+    read = kill = 0
+    under: dict[_Guard, int] = {}
+    implies: dict[_Guard, _Guard] = {}
+    for instruction in instructions:
+        guard = instruction.guard
+        mine: _Guard | None = (guard.uniform, guard.index, guard.negated) if guard is not None and guard.index != PT else None
+        hidden = kill
+        at = mine
+        for _ in range(8):
+            if at is None:
+                break
+            hidden |= under.get(at, 0)
+            at = implies.get(at)
+        wanted = read_registers(instruction)
+        joined = _and_with(instruction)
+        if joined is not None:
+            predicates = wanted >> _BASE["pred"] << _BASE["pred"]
+            wanted = predicates | wanted & ~(predicates | under.get(joined[0], 0))
+        read |= wanted & ~hidden
+        written = 0
+        for kind, index in written_registers(instruction):
+            written |= _bit_of(kind, min(index, 254) if kind in ("reg", "ureg") else index)
+        for key in [key for key in {*under, *implies} if written & _guard_bit(key)]:
+            under.pop(key, None)
+            implies.pop(key, None)
+        for key in [key for key, other in implies.items() if written & _guard_bit(other)]:
+            del implies[key]
+        if mine is None:
+            kill |= written
+        else:
+            under[mine] = under.get(mine, 0) | written
+            kill |= written & under.get((mine[0], mine[1], not mine[2]), 0)
+        if joined is not None and not written & _guard_bit(joined[0]):
+            implies.update(dict.fromkeys(joined[1], joined[0]))
+    return read, kill
+
+
+def _guard_bit(guard: _Guard) -> int:
+    return _bit_of("upred" if guard[0] else "pred", guard[1])
+
+
+def _runs(following: Mapping[int, tuple[int, ...]], ends: Mapping[int, int]) -> dict[int, list[int]]:
+    """Straight runs: first block to the blocks that follow one another with nothing else leading in or out."""
     back = reversed_graph(following)
-    queue = sorted(following)
+    inside = {
+        targets[0]
+        for start, targets in following.items()
+        if len(targets) == 1 and targets[0] == ends[start] and back.get(targets[0]) == (start,) and targets[0] in following
+    }
+    runs: dict[int, list[int]] = {}
+    for start in sorted(following):
+        if start not in inside:
+            run = [start]
+            while len(following[run[-1]]) == 1 and following[run[-1]][0] in inside and following[run[-1]][0] == ends[run[-1]]:
+                run.append(following[run[-1]][0])
+            runs[start] = run
+    return runs
+
+
+def liveness(function: SassFunction, following: Mapping[int, tuple[int, ...]], ends: Mapping[int, int]) -> dict[int, int]:
+    """Registers whose value may still be read, at the start of each block. Exact about guards within a straight run of blocks."""
+
+    def code(first: int, end: int) -> tuple[Instruction, ...]:
+        return function.instructions[first // INSTRUCTION_BYTES : end // INSTRUCTION_BYTES]
+
+    runs = _runs(following, ends)
+    masks = {start: _exposed(code(start, ends[run[-1]])) for start, run in runs.items()}
+    live = {start: read for start, (read, _) in masks.items()}
+    owner = {block: start for start, run in runs.items() for block in run}
+    back: dict[int, set[int]] = {start: set() for start in runs}
+    for start, run in runs.items():
+        for target in following[run[-1]]:
+            back[owner[target]].add(start)
+    queue = sorted(runs)
     while queue:
         start = queue.pop()
         out = 0
-        for target in following[start]:
+        for target in following[runs[start][-1]]:
             out |= live.get(target, 0)
-        value = reads[start] | out & ~kills[start]
+        read, kill = masks[start]
+        value = read | out & ~kill
         if value != live[start]:
             live[start] = value
-            queue.extend(source for source in back.get(start, ()) if source in following)
+            queue.extend(back[start])
+    for run in runs.values():
+        for block in run[1:]:
+            out = 0
+            for target in following[run[-1]]:
+                out |= live.get(target, 0)
+            read, kill = _exposed(code(block, ends[run[-1]]))
+            live[block] = read | out & ~kill
     return live
 
 

@@ -174,13 +174,13 @@ def truth_operand(env: Environment, state: ThreadState, operand: Operand) -> Bit
     return _Context(env, state, True).truth(operand)
 
 
-def _address(context: _Context, operand: Operand) -> _Pair:
-    """Low and high word of a memory operand's address."""
+def _address(context: _Context, operand: Operand, pair: bool = False) -> _Pair:
+    """Low and high word of a memory operand's address. ``pair``: 64-bit although it is not printed (global accesses of sm_75)."""
     algebra = context.algebra
     address: _Pair = (0, 0)
     if operand.index is not None and operand.index != RZ:
         base = Operand("reg", "", index=operand.index)
-        if operand.mode == "64":
+        if operand.mode == "64" or (pair and operand.mode == "" and operand.ubase is None):
             address = context.bare(base), context.bare(base, 1)
         else:
             low = context.bare(base)
@@ -204,7 +204,7 @@ def _load(context: _Context, i: Instruction) -> None:
     memory = next((s for s in i.sources if s.kind == "mem"), None)
     values: list[Word] | None = None
     if memory is not None and i.opcode in ("LDL", "LDG", "LD"):
-        low, high = _address(context, memory)
+        low, high = _address(context, memory, i.has("E"))
         if i.opcode != "LDL":
             values = env.load(i, low, high, size)
         elif type(low) is int and size >= 4:
