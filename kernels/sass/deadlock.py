@@ -25,6 +25,7 @@ class Fixpoint:
     def __init__(self) -> None:
         self._mark: tuple[int, int] | None = None
         self._picture: list[Any] | None = None
+        self._quiet = 0
 
     def settled(self, schedule: Schedule, vector: ThreadVector) -> str:
         """Called when nobody is ready and no wait can end: why nothing can ever change, "" if that is not shown yet."""
@@ -32,11 +33,16 @@ class Fixpoint:
             return "every resident thread waits at a barrier that needs threads which cannot come"
         mark = (vector.writes, schedule.epoch)
         if mark != self._mark:
-            self._mark, self._picture = mark, None
+            self._mark, self._picture, self._quiet = mark, None, 0
             return ""
-        picture = self._take(schedule, vector)
-        if self._picture is None or not _equal(picture, self._picture):
-            self._picture = picture
+        # A wait that counts its polls is quiet for very long: look at two neighbouring rounds ever more rarely.
+        self._quiet += 1
+        if self._picture is None:
+            if self._quiet & (self._quiet - 1) == 0:
+                self._picture = self._take(schedule, vector)
+            return ""
+        before, self._picture = self._picture, None
+        if not _equal(self._take(schedule, vector), before):
             return ""
         return (
             "every polling thread came back to the same registers without anybody writing, leaving or entering; "
@@ -55,7 +61,8 @@ class Fixpoint:
 
 def _equal(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(
-        np.array_equal(x, y) if x.__class__ is np.ndarray or y.__class__ is np.ndarray else x == y for x, y in zip(a, b, strict=True)
+        np.array_equal(x, y) if x.__class__ is np.ndarray or y.__class__ is np.ndarray else x == y
+        for x, y in zip(a, b, strict=True)
     )
 
 

@@ -124,6 +124,7 @@ class Machine:
 
     def _run(self, budget: int, deadline: Deadline | None) -> RunResult:
         limit = self._warps + budget
+        self._look = self._executed + 4096
         fixpoint, recurrence = Fixpoint(), Recurrence(budget)
         schedule = self._schedule
         with np.errstate(all="ignore"):
@@ -151,7 +152,8 @@ class Machine:
                     return self._faulted(self._outside(step, error), step)
                 if self._warps >= limit:
                     return self._result("budget", f"{budget} warp-instructions executed without an end")
-                if self._executed & 0xFFF == 0:
+                if self._executed >= self._look:
+                    self._look = self._executed + 4096
                     if deadline is not None and deadline.expired:
                         return self._result("budget", f"{deadline.seconds:g} s ran out")
                     proof = recurrence.seen(schedule, self._vector, self._executed)
