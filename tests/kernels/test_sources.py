@@ -131,7 +131,7 @@ def test_every_case_is_right_with_the_guard(emulate: Callable[..., Launch]) -> N
 def test_without_bad_lengths_the_defects_do_not_show(variant: str, emulate: Callable[..., Launch]) -> None:
     # The interleavings that show a race are not among these: threads of a CTA go on together, and memory is in order.
     launch = emulate(variant)
-    for case in [case for case in sample_cases(60, seed=3) if (case.k, case.vec) == (512, 4)]:
+    for case in [case for case in sample_cases(60, seed=3) if (case.k, case.vec) == (512, 4)][:5]:
         clean = dataclasses.replace(case, lengths=tuple(max(length, 0) for length in case.lengths))
         run = launch(clean)
         if variant == "init-race" and clean.max_seq_len > RADIX_THRESHOLD:
