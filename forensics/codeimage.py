@@ -179,6 +179,28 @@ class EmbeddedImage:
         return b""
 
 
+#: Attribute forms and numbers of ``.nv.info`` (as cuobjdump -elf names them).
+_EIFMT_SVAL = 4
+_EIATTR_PARAM_CBANK = 0x0A
+
+
+def _with_symbol(metadata: bytes, own: int) -> bytes:
+    """The attributes with the symbol that PARAM_CBANK names (its first word) replaced by one that a slim image has.
+
+    nvdisasm refuses an image whose attributes name a symbol beyond its table. A list that does not parse is left out.
+    """
+    patched, at = bytearray(metadata), 0
+    while at + 4 <= len(patched):
+        form, attribute = patched[at], patched[at + 1]
+        size = int.from_bytes(patched[at + 2 : at + 4], "little") if form == _EIFMT_SVAL else 0
+        if form not in (1, 2, 3, _EIFMT_SVAL) or at + 4 + size > len(patched):
+            return b""
+        if form == _EIFMT_SVAL and attribute == _EIATTR_PARAM_CBANK and size >= 4:
+            patched[at + 4 : at + 8] = own.to_bytes(4, "little")
+        at += 4 + size
+    return bytes(patched)
+
+
 def slim_cubin(
     head: bytes,
     function: str,
@@ -201,6 +223,7 @@ def slim_cubin(
     locals_ = 1 + sum(1 for item in ordered if item[1] == 0)
     own = next((1 + index for index, (item, _, _) in enumerate(ordered) if item.name == function), 0)
     text_info = text_info & 0xFF000000 | own  # older cubins keep the register count in the upper byte
+    metadata = _with_symbol(metadata, own)
     parts = [(section_names, 1), (strings, 1), (symbols, 8), (code, 128), (metadata, 4)]
     body, places = bytearray(_EHDR.size), []
     for content, align in parts:

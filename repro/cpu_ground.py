@@ -1,0 +1,334 @@
+"""The CPU ground: every launch of the drain interpreted, instruction by instruction, from the kernel's own machine code.
+
+Same batches, same frozen launches, same seeded logits as on the GPU ground; the interpreted device has the SMs and slots of the
+device that the plan names. A hang is a proof here, not a time-out (``kernels.sass.deadlock``), and its state is written as a GPU
+core dump in the driver's format, marked *interpreted*, and read back from that file. Nothing here is measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..clock import SYSTEM, Clock, Deadline
+from ..errors import BudgetError, InconclusiveError
+from ..forensics.collect import write_artefact
+from ..forensics.corefile import open_core
+from ..forensics.corewriter import CoreOptions, write_core
+from ..forensics.device_state import DeviceState, Unread
+from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
+from ..kernels.device import ROTATION
+from ..kernels.plan import LaunchPlan
+from ..kernels.reference import check_rows
+from ..kernels.sass.machine import DEFAULT_BUDGET, Machine
+from ..kernels.sass.program import Program
+from ..kernels.sass.verdict import RunResult
+from ..scenarios.drain import DecodeStep
+from .ground import Artefact, CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
+from .interpreted_state import interpreted_state
+
+__all__ = ["CpuGround"]
+
+_INTERPRETED = "nothing was measured on a GPU: the interpreter is sequentially consistent and in order, and has no timing"
+
+
+@dataclass(slots=True)
+class _Size:
+    """Device memory and host copies of one captured size. ``pool``: float32 [ROTATION, rows, stride]."""
+
+    plan: LaunchPlan
+    lengths: int
+    outputs: int
+    states: int
+    logits: list[int]
+    pool: list[npt.NDArray[np.float32]]
+
+
+@dataclass(slots=True)
+class _Hang:
+    step: DecodeStep
+    size: _Size
+    layer: int
+    params: bytes
+    result: RunResult
+
+
+class CpuGround:
+    """One workload on the interpreted device. ``budget``: warp-instructions of one launch."""
+
+    name: Literal["cpu"] = "cpu"
+
+    def __init__(self, *, clock: Clock = SYSTEM, budget: int = DEFAULT_BUDGET) -> None:
+        self._clock = clock
+        self._budget = budget
+        self._sizes: dict[int, _Size] = {}
+        self._hang: _Hang | None = None
+        self._machine: Machine | None = None
+
+    # -- set-up --------------------------------------------------------------------------------------------------------------
+
+    def open(self, request: GroundRequest, emit: Emit) -> Ready:
+        """Decode the kernel and lay out device memory. CubinError, ToolMissingError, DeadlineError, UsageError."""
+        self._request = request
+        self._layers = request.plan.layers_on("cpu")
+        options = request.options
+        program = Program.from_image(request.kernel)
+        launches = [plan for plan in request.launches.values() if plan.path == "persistent"]
+        sms = int(options.get("sms") or (launches[0].num_sms if launches else 1))
+        slots = int(options.get("slots_per_sm") or (launches[0].occupancy if launches else 1))
+        self._machine = Machine(
+            program,
+            sms=sms,
+            slots_per_sm=slots,
+            seed=request.seed,
+            checks=bool(options.get("checks", False)),
+            schedule=str(options.get("schedule", "smallest-pc")),
+        )
+        self._device = (str(options.get("device_name", f"interpreted sm_{request.kernel.sm}")), request.kernel.sm, sms)
+        for rows, plan in sorted(request.launches.items()):
+            if plan.path == "persistent":
+                self._sizes[rows] = self._lay_out(plan)
+        emit("interpreter", function=request.kernel.function, sm=request.kernel.sm, sms=sms, slots_per_sm=slots)
+        description = f"interpreting {request.kernel.function} for sm_{request.kernel.sm}: {sms} SMs x {slots} CTA slots"
+        return Ready(
+            description,
+            {"device": self._device[0], "sm": request.kernel.sm, "sm_count": sms, "slots_per_sm": slots, "note": _INTERPRETED},
+        )
+
+    def _lay_out(self, plan: LaunchPlan) -> _Size:
+        memory = self._live().memory
+        random = np.random.default_rng([self._request.seed, plan.rows])
+        pool = [random.standard_normal((plan.rows, plan.stride), dtype=np.float32) for _ in range(ROTATION)]
+        name = f"{plan.rows} rows: "
+        return _Size(
+            plan=plan,
+            lengths=memory.allocate(name + "lengths", 4 * plan.rows),
+            outputs=memory.allocate(name + "output", 4 * plan.rows * plan.top_k),
+            states=memory.allocate(name + "row states", plan.state_bytes),
+            logits=[memory.allocate(f"{name}logits {number}", array) for number, array in enumerate(pool)],
+            pool=pool,
+        )
+
+    def _live(self) -> Machine:
+        if self._machine is None:
+            raise InconclusiveError("the CPU ground is not open")
+        return self._machine
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------
+
+    def run_step(self, step: DecodeStep) -> StepOutcome:
+        """Interpret every layer of one decode step. BudgetError when a launch ends without an answer."""
+        size = self._sizes.get(step.graph_rows)
+        if size is None:
+            plan = self._request.launches.get(step.graph_rows)
+            why = "no launch was planned" if plan is None else plan.refusal or f"the {plan.path} kernel takes these rows"
+            state: Literal["refused", "done"] = "refused" if plan is not None and plan.path == "refused" else "done"
+            return StepOutcome(step.index, state, reasons=(why,), detail={"not_run": why})
+        began = self._clock.monotonic()
+        self._hang = None
+        machine = self._live()
+        machine.memory.write(size.lengths, np.array(step.lengths, dtype=np.int32))
+        return self._layers_from(step, size, 0, began)
+
+    def _layers_from(self, step: DecodeStep, size: _Size, first: int, began: float) -> StepOutcome:
+        wrong: list[dict[str, Any]] = []
+        padding: list[dict[str, Any]] = []
+        warps = 0
+        for layer in range(first, self._layers):
+            params, result = self._launch(step, size, layer)
+            warps += result.warp_instructions
+            if result.kind in ("deadlock", "livelock"):
+                self._hang = _Hang(step, size, layer, params, result)
+                reasons = (f"{result.kind}, proven: {result.proof}",)
+                detail = {"kind": result.kind, "rounds": result.rounds, "warp_instructions": warps, "hang_to_verdict_ms": None}
+                return StepOutcome(step.index, "hung", self._ms(began), layer, reasons, detail)
+            if result.kind == "fault":
+                return StepOutcome(step.index, "fault", self._ms(began), layer, (result.proof,), {"warp_instructions": warps})
+            if result.kind == "budget":
+                raise BudgetError(
+                    f"step {step.index}, layer {layer}: {result.proof}; neither an end nor a deadlock was shown",
+                    help_text="Fewer rows or a shorter plan, or a larger --timeout.",
+                )
+            found = self._check(step, size, layer)
+            wrong.extend(item for item in found if item["row"] < step.rows)
+            padding.extend(item for item in found if item["row"] >= step.rows)
+        detail: dict[str, Any] = {"rows_checked": self._layers * size.plan.rows, "warp_instructions": warps}
+        if padding:
+            detail["padding_rows_wrong"] = sorted({item["row"] for item in padding})
+        if wrong:
+            reasons = tuple(f"layer {item['layer']}: {item['why']}" for item in wrong[:20])
+            return StepOutcome(
+                step.index, "wrong", self._ms(began), int(wrong[0]["layer"]), reasons, {**detail, "wrong": wrong[:200]}
+            )
+        return StepOutcome(step.index, "done", self._ms(began), detail=detail)
+
+    def _launch(self, step: DecodeStep, size: _Size, layer: int) -> tuple[bytes, RunResult]:
+        machine, plan = self._live(), size.plan
+        params = plan.params(
+            input=size.logits[(step.index + layer) % ROTATION], output=size.outputs, lengths=size.lengths, row_states=size.states
+        ).pack()
+        machine.memory.fill(size.states, plan.state_bytes, 0)  # as vLLM does before each launch from 0.20.2
+        machine.memory.fill(size.outputs, 4 * plan.rows * plan.top_k, 0xFE)  # no kernel writes that: an unwritten row is seen
+        limit = Deadline(self._request.step_timeout_s * 6, self._clock)
+        result = machine.launch(plan.grid, THREADS_PER_CTA, params, plan.dynamic_smem, budget=self._budget, deadline=limit)
+        return params, result
+
+    def _check(self, step: DecodeStep, size: _Size, layer: int) -> list[dict[str, Any]]:
+        plan = size.plan
+        chosen = self._live().memory.array(size.outputs, plan.rows * plan.top_k, np.int32).reshape(plan.rows, plan.top_k)
+        lengths = np.array(step.lengths, dtype=np.int64)
+        longest = max(int(np.clip(lengths, 0, plan.stride).max()), 1)
+        logits = size.pool[(step.index + layer) % ROTATION]
+        return [
+            {"layer": layer, "row": verdict.row, "length": verdict.length, "why": verdict.text}
+            for verdict in check_rows(chosen.astype(np.int32, copy=False), logits[:, :longest], lengths, plan.top_k)
+            if not verdict.ok
+        ]
+
+    def _ms(self, began: float) -> float:
+        return (self._clock.monotonic() - began) * 1e3
+
+    # -- capture -------------------------------------------------------------------------------------------------------------
+
+    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool) -> Sequence[CaptureOutcome]:
+        """The row states and the stuck threads; with ``allow_dump`` the whole state as a core dump, read back from the file."""
+        hang = self._hang
+        if hang is None:
+            why = Unread("machine state", "nothing hangs", "")
+            return (CaptureOutcome("interpreter", "none", 0.0, unread=(why,)),)
+        folder.mkdir(parents=True, exist_ok=True)
+        outcomes = [self._capture_row_states(folder, hang)]
+        began = self._clock.monotonic()
+        state = self._state(hang)
+        if not allow_dump:
+            return (*outcomes, CaptureOutcome("interpreter", "none", self._clock.monotonic() - began, state=state))
+        path = folder / f"interpreted-step{hang.step.index}-layer{hang.layer}.nvcudmp"
+        states = self._live().memory.read(hang.size.states, hang.size.plan.state_bytes)
+        try:
+            write_core(path, state, CoreOptions(memory={hang.size.states: states}))
+            with open_core(path) as dump:
+                state = dump.state
+        except OSError as error:
+            gap = Unread("core dump", f"it could not be written: {error}", "Free some space and run again.")
+            outcomes.append(CaptureOutcome("core_dump", "none", self._clock.monotonic() - began, state=state, unread=(gap,)))
+            return tuple(outcomes)
+        outcomes.append(
+            CaptureOutcome(
+                "core_dump",
+                "none",
+                self._clock.monotonic() - began,
+                artefacts=(Artefact("gpu-core", path.absolute(), "interpreted"),),
+                state=state,
+                facts={"bytes": path.stat().st_size, "note": _INTERPRETED},
+            )
+        )
+        return tuple(outcomes)
+
+    def _counters(self, size: _Size) -> dict[int, int]:
+        """Arrival counters by device address."""
+        raw = self._live().memory.read(size.states, size.plan.state_bytes)
+        counters = {}
+        for group in range(size.plan.groups):
+            place = group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET
+            counters[size.states + place] = int.from_bytes(raw[place : place + 4], "little")
+        return counters
+
+    def _state(self, hang: _Hang) -> DeviceState:
+        return interpreted_state(
+            self._live(), hang.result, self._request.kernel, hang.params, device=self._device, memory=self._counters(hang.size)
+        )
+
+    def _capture_row_states(self, folder: Path, hang: _Hang) -> CaptureOutcome:
+        began = self._clock.monotonic()
+        raw = self._live().memory.read(hang.size.states, hang.size.plan.state_bytes)
+        binary = write_artefact(folder / "row_states.bin", raw)
+        counters = self._counters(hang.size)
+        document = {
+            "address": hang.size.states,
+            "arrivals": list(counters.values()),
+            "exited": list(hang.result.exited),
+            "resident": [item.block for item in hang.result.resident],
+            "never_started": list(hang.result.never_started),
+            "proof": hang.result.proof,
+            "stuck": [
+                {
+                    "block": item.block,
+                    "pc_offset": item.pc,
+                    "state": item.state,
+                    "instruction": item.instruction,
+                    "threads": len(item.threads),
+                }
+                for item in hang.result.stuck
+            ],
+        }
+        listed = write_artefact(folder / "interpreter.json", json.dumps(document, indent=1))
+        return CaptureOutcome(
+            "row_states",
+            "none",
+            self._clock.monotonic() - began,
+            artefacts=(Artefact("row-states", binary, "interpreted"), Artefact("interpreter", listed, "interpreted")),
+            facts={key: document[key] for key in ("address", "arrivals", "resident", "never_started", "proof")},
+        )
+
+    def row_states(self) -> Mapping[str, Any]:
+        """The arrival counters as they are now."""
+        if self._hang is None:
+            raise InconclusiveError("nothing hangs: there are no row states to read")
+        counters = self._counters(self._hang.size)
+        return {"address": self._hang.size.states, "arrivals": list(counters.values()), "origin": "interpreted"}
+
+    # -- experiment and end --------------------------------------------------------------------------------------------------
+
+    def unwedge(self, address: int, value: int) -> UnwedgeOutcome:
+        """Write ``value`` at ``address`` and interpret on: every layer that hangs in turn is released at the same word.
+
+        ``milliseconds`` is None: the interpreter has no device time.
+        """
+        hang = self._hang
+        if hang is None:
+            return UnwedgeOutcome(False, False, address=address, value=value, why_not="nothing hangs")
+        machine = self._live()
+        end = hang.size.states + hang.size.plan.state_bytes
+        if address % 4 or not hang.size.states <= address <= end - 4:
+            why = f"address {address:#x} is not a word of the row states at {hang.size.states:#x}"
+            return UnwedgeOutcome(False, False, address=address, value=value, why_not=why)
+        began = self._clock.monotonic()
+        writes, rows_wrong, padding_wrong = 0, set[int](), set[int]()
+        while True:
+            machine.poke(address, value)
+            writes += 1
+            result = machine.resume(budget=self._budget)
+            if result.kind != "completed":
+                self._hang = _Hang(hang.step, hang.size, hang.layer, hang.params, result)
+                why = f"after the write: {result.kind}: {result.proof}"
+                return UnwedgeOutcome(True, False, address=address, value=value, why_not=why, detail={"writes": writes})
+            for item in self._check(hang.step, hang.size, hang.layer):
+                (rows_wrong if item["row"] < hang.step.rows else padding_wrong).add(int(item["row"]))
+            outcome = self._layers_from(hang.step, hang.size, hang.layer + 1, began)
+            if outcome.state == "hung" and self._hang is not None:
+                hang = self._hang
+                continue
+            detail = {
+                "writes": writes,
+                "rows_wrong": sorted(rows_wrong),
+                "padding_rows_wrong": sorted(padding_wrong),
+                "interpreted_ms": self._ms(began),
+                "origin": "interpreted",
+            }
+            self._hang = None
+            return UnwedgeOutcome(True, outcome.state in ("done", "wrong"), address=address, value=value, detail=detail)
+
+    def close(self) -> CloseOutcome:
+        """Nothing runs beside this process; the compiled blocks are kept in the user's cache."""
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            machine.program.save_code()
+        self._sizes.clear()
+        self._hang = None
+        return CloseOutcome("clean", None, "no device was used")
