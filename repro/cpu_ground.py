@@ -145,9 +145,9 @@ class CpuGround:
             warps += result.warp_instructions
             if result.kind in ("deadlock", "livelock"):
                 self._hang = _Hang(step, size, layer, params, result)
-                reasons = (f"{result.kind}, proven: {result.proof}",)
-                detail = {"kind": result.kind, "rounds": result.rounds, "warp_instructions": warps, "hang_to_verdict_ms": None}
-                return StepOutcome(step.index, "hung", self._ms(began), layer, reasons, detail)
+                why = (f"{result.kind}, proven: {result.proof}",)
+                facts = {"kind": result.kind, "rounds": result.rounds, "warp_instructions": warps, "hang_to_verdict_ms": None}
+                return StepOutcome(step.index, "hung", self._ms(began), layer, why, facts)
             if result.kind == "fault":
                 return StepOutcome(step.index, "fault", self._ms(began), layer, (result.proof,), {"warp_instructions": warps})
             if result.kind == "budget":
