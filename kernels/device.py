@@ -125,6 +125,8 @@ class CapturedSize:
     host_pool: list[np.ndarray[Any, Any]]
     graph: Handle = None
     executable: Handle = None
+    #: Parameters as they stand in the captured graph, by layer (told apart by the output's address).
+    frozen: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -296,6 +298,9 @@ class DeviceWorkload:
                 )
             if len(node.params) >= PARAMS_SIZE:
                 actual = TopKParams.unpack(node.params)
+                layer, rest = divmod(actual.output - size.outputs, 4 * plan.rows * plan.top_k)
+                if rest == 0 and 0 <= layer < self._setup.layers:
+                    size.frozen[layer] = node.params
                 for name in ("num_rows", "stride", "top_k", "chunk_size", "ctas_per_group", "max_seq_len"):
                     planned = plan.rows if name == "num_rows" else getattr(plan, name)
                     seen[name] = getattr(actual, name)
@@ -439,11 +444,13 @@ class DeviceWorkload:
         return self._workspace
 
     def frozen_params(self) -> bytes:
-        """The parameters, as frozen at capture, of the pending step's launch that has not finished; empty if no step is pending."""
+        """The parameters of the pending step's first launch that has not finished, read back from the graph after its capture.
+
+        Empty if no step is pending, or where they could not be read back.
+        """
         if self._pending is None:
             return b""
-        size = self._pending.size
-        return self._params(size, min(self.progress(), self._setup.layers - 1)).pack()
+        return self._pending.size.frozen.get(min(self.progress(), self._setup.layers - 1), b"")
 
     def _params(self, size: CapturedSize, layer: int) -> TopKParams:
         plan = size.plan

@@ -166,6 +166,12 @@ class GpuGround:
     def _heard(self, message: dict[str, Any]) -> None:
         if message.get("type") == "note":
             self._emit("gpu", state=str(message.get("text", "")))
+        elif message.get("type") == "step":
+            # The step ended while something else was going on: the evidence of a hang is over, and that is said.
+            self._hung_step = None
+            self._emit(
+                "gpu", state=f"step {message.get('index')} ended meanwhile: {message.get('state')}", error=message.get("error")
+            )
 
     def _start_debugger_probe(self) -> None:
         """Find and ask cuda-gdb now, beside the child's start: 0.3 s that a hang need not wait for."""
@@ -277,7 +283,7 @@ class GpuGround:
             now = self._clock.monotonic()
             if message is not None:
                 kind = message.get("type")
-                if kind == "step":
+                if kind == "step" and int(message["index"]) == step.index:
                     return self._ended(step, message)
                 if kind == "progress":
                     heard_at, layers_done = now, int(message["layers_done"])
@@ -420,6 +426,8 @@ class GpuGround:
         collected = take(CoreDumpCollector(child.pid, self._dump, folder, stderr=child.stderr_path, clock=self._clock))
         dumped = next((item.path for item in collected.files if item.kind == "gpu-core"), None)
         if dumped is None:
+            if not collected.files and self._hung_step is not None and not self._request.options.get("second_child"):
+                self._dump_of_another_child(self._hung_step, folder, outcomes)
             return
         from ..forensics.corefile import read_core
 
@@ -430,6 +438,37 @@ class GpuGround:
             outcomes[-1] = dataclasses.replace(outcomes[-1], unread=(*outcomes[-1].unread, gap))
         else:
             outcomes[-1] = dataclasses.replace(outcomes[-1], state=state)
+
+    def _dump_of_another_child(self, step: DecodeStep, folder: Path, outcomes: list[CaptureOutcome]) -> None:
+        """This child could not be dumped (a debugger was attached before, say): hang a new one at the same step and dump that."""
+        request = self._request
+        options = {**request.options, "share": True, "cuda_gdb": False, "second_child": True, "check": False}
+        launches = {step.graph_rows: request.launches[step.graph_rows]}
+        other = GpuGround(
+            clock=self._clock,
+            child_command=self._child_command,
+            nvml=self._make_nvml,
+            debugger=self._find_debugger,
+            limits=self._limits,
+        )
+        try:
+            other.open(dataclasses.replace(request, launches=launches, steps=(step,), options=options), self._emit)
+            outcome = other.run_step(step)
+            if outcome.state != "hung":
+                gap = Unread("GPU core dump", f"a second child did not hang at step {step.index}: {outcome.state}", "")
+                outcomes.append(CaptureOutcome("core_dump", "may end the process", 0.0, unread=(gap,)))
+                return
+            more = other.capture(folder / "second-child", self._emit, allow_dump=True)
+            outcomes.extend(
+                dataclasses.replace(capture, facts={**capture.facts, "child": "a second one, hung at the same step"})
+                for capture in more
+                if capture.collector == "core_dump"
+            )
+        except ReproError as error:
+            gap = Unread("GPU core dump", f"a second child could not be hung and dumped: {error}", error.help_text)
+            outcomes.append(CaptureOutcome("core_dump", "may end the process", 0.0, unread=(gap,)))
+        finally:
+            other.close()
 
     def _known(self, state: DeviceState | None) -> DeviceState | None:
         """The state with what this process knows because it made the launch: parameters and code, where the source had none."""
@@ -443,7 +482,8 @@ class GpuGround:
         if "topk" not in grid.kernel or grid.block_dim != (THREADS_PER_CTA, 1, 1) or not plans:
             return grid
         code = grid.code
-        if code is None and kernel.cubin:
+        # With ``--via op`` the launched code is that of torch's library, which need not be this image.
+        if code is None and kernel.cubin and self._request.options.get("via", "driver") == "driver":
             code = CodeImage(kernel.cubin, kernel.function, sm=kernel.sm)
         return dataclasses.replace(grid, params=grid.params or self._params or None, code=code)
 

@@ -125,6 +125,9 @@ def _environment(folder: Path, settings: Mapping[str, Any] | None = None) -> dic
     environment["HOME"] = str(home.absolute())
     environment["XDG_CONFIG_HOME"] = str(home.absolute())
     environment["DEBUGINFOD_URLS"] = ""
+    # Meant for this Python, which need not be the one inside the debugger.
+    environment.pop("PYTHONPATH", None)
+    environment.pop("PYTHONHOME", None)
     for name in tuple(environment):
         if name.startswith(("CUDA_COREDUMP", "CUDA_ENABLE_")):
             del environment[name]

@@ -514,3 +514,107 @@ def test_a_workload_that_is_lost_ends_the_trials(ground: Callable[..., GpuGround
     assert (len(result.outcomes), result.unfinished) == (1, 4)
     assert result.outcomes[0].recovered is False
     assert result.why
+
+
+def test_a_child_that_cannot_be_dumped_is_followed_by_a_second_one(
+    ground: Callable[..., GpuGround], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_DUMP", str(small_dump(tmp_path / "made.nvcudmp")))
+    one = ground()
+    run_to_end(one, request())
+    assert one._dump is not None
+    assert one._child is not None
+    one._dump.pipe_of(one._child.pid).unlink()
+    captures = [capture for capture in one.capture(tmp_path / "out", Events(), allow_dump=True) if capture.collector == "core_dump"]
+    assert "no dump pipe" in captures[0].unread[0].why
+    assert captures[1].facts["child"].startswith("a second one")
+    assert captures[1].state is not None
+    assert captures[1].artefacts[0].path.is_file()
+
+
+# -- vLLM's own launcher, by a stand-in for torch ----------------------------------------------------------------------------------
+
+TORCH = """
+import contextlib, ctypes, struct, types
+__version__ = "2.11.0+stand-in"
+_driver = ctypes.CDLL("libcuda.so.1")
+_module, _function, _current = ctypes.c_void_p(), ctypes.c_void_p(), []
+class _Cuda:
+    is_available = staticmethod(lambda: True)
+    set_device = staticmethod(lambda device: None)
+    class ExternalStream:
+        def __init__(self, handle, device=None):
+            self.handle = handle
+    @staticmethod
+    @contextlib.contextmanager
+    def stream(stream):
+        _current.append(stream.handle)
+        yield
+        _current.pop()
+cuda = _Cuda()
+def as_tensor(array, device=None):
+    about = array.__cuda_array_interface__
+    return types.SimpleNamespace(address=about["data"][0], shape=about["shape"])
+def _topk(logits, lengths, output, workspace, k, max_seq_len):
+    stream, groups = ctypes.c_void_p(_current[-1]), min(logits.shape[0], GROUPS)
+    _driver.cuMemsetD32Async(ctypes.c_uint64(workspace.address), 0, ctypes.c_size_t(772 * groups), stream)
+    params = ctypes.create_string_buffer(struct.pack("<4Q6I", logits.address, output.address, lengths.address, workspace.address,
+                                                     logits.shape[0], logits.shape[1], k, 8192, 2, max_seq_len))
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+    _driver.cuLaunchKernel(_function, 2 * groups, 1, 1, 1024, 1, 1, 35968, stream, pointers, None)
+class ops:
+    class _C:
+        persistent_topk = staticmethod(_topk)
+    @staticmethod
+    def load_library(path):
+        if "topk" not in path:
+            raise OSError(f"{path}: cannot open shared object file")
+        _driver.cuModuleLoadData(ctypes.byref(_module), ctypes.c_char_p(b"\\x7fELFplain"))
+        _driver.cuModuleGetFunction(ctypes.byref(_function), _module, b"persistent_topk_kernel")
+        _driver.cuFuncSetAttribute(_function, 8, 232448)
+"""
+
+
+@pytest.fixture
+def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    def install(groups: int) -> None:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "torch.py").write_text(f"GROUPS = {groups}\n" + TORCH)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+
+    return install
+
+
+def only_eight_rows(asked: GroundRequest) -> GroundRequest:
+    steps = tuple(step for step in asked.steps if step.graph_rows == 8)
+    return dataclasses.replace(asked, steps=steps, launches={8: asked.launches[8]})
+
+
+def test_via_op_hangs_alike_and_the_plan_is_checked_against_its_launch(
+    ground: Callable[..., GpuGround], torch: Callable[[int], None], tmp_path: Path
+) -> None:
+    torch(8)
+    one, asked = ground(), only_eight_rows(request(via="op", library="/x/topk.so"))
+    ready = one.open(asked, Events())
+    (size,) = ready.environment["graphs"]["sizes"]
+    assert (size["differences"], size["kernel_nodes"], size["launched"][0]["grid"]) == ([], 3, [16, 1, 1])
+    assert "NOT as planned" not in ready.description
+    assert next(outcome for outcome in map(one.run_step, asked.steps) if outcome.state != "done").state == "hung"
+    states = by_name(list(one.capture(tmp_path / "out", Events(), allow_dump=False)))["row_states"]
+    assert states.facts["arrivals"][6] == 1
+    assert TopKParams.unpack(bytes.fromhex(states.facts["params"])).row_states == states.facts["address"]
+
+
+def test_via_op_tells_a_launch_that_is_not_the_planned_one(ground: Callable[..., GpuGround], torch: Callable[[int], None]) -> None:
+    torch(4)
+    ready = ground().open(only_eight_rows(request(via="op", library="/x/topk.so")), Events())
+    (size,) = ready.environment["graphs"]["sizes"]
+    assert "launched grid (8, 1, 1)" in size["differences"][0]
+    assert "NOT as planned: launched grid (8, 1, 1)" in ready.description
+
+
+def test_via_op_with_a_library_that_cannot_be_loaded(ground: Callable[..., GpuGround], torch: Callable[[int], None]) -> None:
+    torch(8)
+    with pytest.raises(KernelNotFoundError, match="cannot load") as caught:
+        ground().open(only_eight_rows(request(via="op", library="/x/other.so")), Events())
+    assert "--via driver" in caught.value.help_text
