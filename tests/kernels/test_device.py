@@ -27,7 +27,8 @@ def test_a_launch_survives_its_way_to_the_child() -> None:
 
 def test_a_set_up_message_is_read_back() -> None:
     message = {
-        "function": "f", "top_k": 512, "layers": 21, "seed": 3, "ordinal": 1, "launches": {"8": launch_document(PLAN)}, "library": "x",
+        "function": "f", "top_k": 512, "layers": 21, "seed": 3, "ordinal": 1,
+        "launches": {"8": launch_document(PLAN)}, "library": "x",
     }  # fmt: skip
     setup = setup_of(json.loads(json.dumps(message)))
     assert (setup.function, setup.layers, setup.seed, setup.ordinal, setup.cubin, setup.library) == ("f", 21, 3, 1, b"", "x")
@@ -90,6 +91,8 @@ def test_the_driver_of_this_machine_answers_or_is_missing() -> None:
     try:
         count = Driver().init()
     except (NoDriverError, NoDeviceError) as error:
-        assert "--on cpu" in error.help_text or "pip install" in error.help_text
+        count, remedy = 0, error.help_text
+        if "--on cpu" not in remedy and "pip install" not in remedy:
+            pytest.fail(f"no remedy in {remedy!r}")
     else:
         assert count >= 1
