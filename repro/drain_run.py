@@ -101,21 +101,17 @@ def _plan_words(plan: DrainPlan) -> list[str]:
 
 
 def _command(plan: DrainPlan, flags: RunFlags, ground: str, kernel: str) -> tuple[str, ...]:
+    """The command that makes this run again: the flags that differ from their defaults, ground and kernel always."""
     words = ["dsv4-repro", "run", "drain", "--on", ground, "--kernel", kernel]
-    for name in ("arch", "device"):
-        if getattr(flags, name) is not None:
-            words += [f"--{name}", str(getattr(flags, name))]
-    if flags.via != "driver":
-        words += ["--via", flags.via]
-    if flags.producer != "raw":
-        words += ["--producer", flags.producer]
-    if flags.trials > 1:
-        words += ["--trials", str(flags.trials)]
-    words += [
-        word
-        for given, word in ((not flags.dump, "--no-dump"), (not flags.unwedge, "--no-unwedge"), (flags.share, "--share"))
-        if given
-    ]
+    for entry in fields(flags):
+        value = getattr(flags, entry.name)
+        if value == entry.default or entry.name in ("on", "kernel", "expect"):
+            continue
+        flag = entry.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
     return tuple(words + _plan_words(plan))
 
 
@@ -182,6 +178,8 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     from .machine import probe_machine
 
     expect = parse_expectation(flags.expect)
+    if flags.schedule not in ("smallest-pc", "random"):
+        raise UsageError(f"--schedule {flags.schedule[:40]}: it is smallest-pc or random")
     if flags.producer not in ("raw", "clamped"):
         raise UsageError(f"--producer {flags.producer[:40]}: it is raw or clamped")
     spec, library = _kernel_spec(flags)
@@ -192,14 +190,10 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     require_ground(ground)
     screen.progress(f"getting the kernel {spec}")
     chosen = choose_kernel(spec, device.sm, plan.top_k, vector_width(plan.width), progress=_fetching(screen))
-    options = {
-        "via": flags.via,
-        "share": flags.share,
-        "dump": flags.dump,
-        "library": library,
-        "trials": flags.trials,
-        "arch": device.sm,
-    }
+    options = {"via": flags.via, "share": flags.share, "dump": flags.dump, "library": library, "trials": flags.trials}
+    if ground == "cpu":
+        options |= {"device_name": f"{device.name}, interpreted", "schedule": flags.schedule, "checks": flags.checks}
+        options |= {name: value for name in ("sms", "slots_per_sm") if (value := getattr(flags, name)) is not None}
     prepared = prepare_drain(
         plan, ground, chosen, device, producer=cast("Producer", flags.producer), ordinal=ordinal, options=options
     )

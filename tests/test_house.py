@@ -8,6 +8,7 @@ import importlib.util
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,11 @@ def _modules() -> list[Path]:
     return [ROOT / "errors.py", ROOT / "clock.py", *(path for package in PACKAGES for path in _sources(package))]
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
@@ -53,7 +59,7 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
     """(module inside the package that is imported, line), resolved from relative imports; TYPE_CHECKING ones too."""
     own = path.relative_to(ROOT).with_suffix("").parts
     package = own[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - (node.level - 1)]
             target = [*base, *(node.module.split(".") if node.module else [])]
@@ -93,7 +99,7 @@ def test_there_is_no_circle_of_modules_at_import_time() -> None:
     graph: dict[str, set[str]] = {}
     names = {_name(path) for path in _modules()}
     for path in _modules():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = _tree(path)
         hidden = [
             node
             for node in ast.walk(tree)
@@ -168,7 +174,7 @@ def _public_modules() -> list[Path]:
 
 @pytest.mark.parametrize("path", _public_modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_all_names_what_a_module_defines(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = _tree(path)
     exported = next(
         (
             ast.literal_eval(node.value)
@@ -199,7 +205,7 @@ def test_no_bare_silence_and_no_unfinished_marks(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text)
     assert not re.search(r"#\s*type:\s*ignore(?!\[)", text), "say which error is ignored"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ExceptHandler):
             broad = node.type is None or (isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"})
             silent = all(isinstance(item, ast.Pass) for item in node.body)
@@ -211,13 +217,13 @@ def test_every_module_says_what_it_is(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if path.name == "__init__.py" and not text.strip():
         return
-    assert ast.get_docstring(ast.parse(text))
+    assert ast.get_docstring(_tree(path))
 
 
 def _clock_uses(path: Path) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{node.lineno} time.{node.attr}"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id in {"time", "_time"}
@@ -231,6 +237,21 @@ def test_time_is_a_parameter() -> None:
     assert [use for path in watched for use in _clock_uses(path)] == []
 
 
+def _process_imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            modules = [node.module or ""]
+        else:
+            continue
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno} {name}" for name in modules if name in {"subprocess", "pynvml", "psutil"}
+        ]
+    return found
+
+
 def test_only_the_edge_starts_processes() -> None:
     """``forensics`` apart from its collectors judges what it is given; so do ``reports`` and ``scenarios``."""
     edge = (ROOT / "forensics" / "collect",)
@@ -239,15 +260,7 @@ def test_only_the_edge_starts_processes() -> None:
         for path in _sources(package):
             if any(path.is_relative_to(folder) for folder in edge) or str(path.relative_to(ROOT)) in OWN_PROCESSES:
                 continue
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom) and not node.level:
-                    modules.append(node.module or "")
-                broken += [
-                    f"{path.relative_to(ROOT)}:{node.lineno} {name}"
-                    for name in modules
-                    if name in {"subprocess", "pynvml", "psutil"}
-                ]
+            broken += _process_imports(path)
     assert broken == []
 
 

@@ -66,7 +66,7 @@ def _families(text: str) -> set[str]:
 
 def _stated(distribution: importlib.metadata.Distribution) -> str:
     metadata = distribution.metadata
-    fields = [metadata.get("License-Expression") or "", (metadata.get("License") or "")[:400]]
+    fields = [*(metadata.get_all("License-Expression") or []), *(text[:400] for text in metadata.get_all("License") or [])]
     fields += [line for line in metadata.get_all("Classifier") or [] if line.startswith("License")]
     return " ".join(fields)
 

@@ -186,7 +186,7 @@ def test_a_run_that_breaks_off_leaves_a_directory_that_says_so(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     play(fakes.ground(raises={"step 2": error}))
     status = main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run")])
-    assert status == {NoDeviceError: 5, KeyboardInterrupt: 130, ValueError: 70}[type(error)]  # type: ignore[index]
+    assert status == {NoDeviceError: 5, KeyboardInterrupt: 130, ValueError: 70}[type(error)]
     view = open_run(tmp_path / "run")
     assert view.run.state == ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
     assert type(error).__name__ in (view.run.error or "")

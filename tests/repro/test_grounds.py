@@ -83,7 +83,7 @@ H200 = {
 
 def _answers(monkeypatch: pytest.MonkeyPatch, stdout: bytes, status: int = 0, stderr: bytes = b"") -> None:
     done = subprocess.CompletedProcess([], status, stdout, stderr)
-    monkeypatch.setattr(device_probe.subprocess, "run", lambda *_a, **_k: done)
+    monkeypatch.setattr(subprocess, "run", lambda *_a, **_k: done)
 
 
 def test_the_drivers_answer_becomes_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_driver_that_does_not_answer_is_a_deadline(monkeypatch: pytest.MonkeyP
     def hang(*_arguments: Any, **_more: Any) -> Any:
         raise subprocess.TimeoutExpired("x", 1)
 
-    monkeypatch.setattr(device_probe.subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", hang)
     with pytest.raises(DeadlineError, match="wedged"):
         device_probe.describe_gpu(0)
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ COMMAND = [sys.executable, "-m", "dsv4_repro.repro"]
 
 
 @pytest.fixture
-def raising(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def raising(monkeypatch: pytest.MonkeyPatch) -> Any:
     def arrange(error: BaseException) -> None:
         def run(_arguments: list[str]) -> int:
             raise error

@@ -16,7 +16,6 @@ import pytest
 
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import RunStoreError
-from dsv4_repro.repro import atomic, runstore
 from dsv4_repro.repro.run_records import RunRecord
 from dsv4_repro.repro.runread import open_run, read_timeline
 from dsv4_repro.repro.runstore import RunStore, dump_json, file_sha256
@@ -117,7 +116,7 @@ def test_documents_are_replaced_whole(store: RunStore, monkeypatch: pytest.Monke
     def full(_fd: int, _data: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(RunStoreError, match="full") as caught:
         store.write_run(RunRecord(scenario="drain", ground="cpu", seed=2))
     assert "--out" in caught.value.help_text
@@ -129,7 +128,7 @@ def test_documents_are_replaced_whole(store: RunStore, monkeypatch: pytest.Monke
 def test_a_line_that_fits_only_half_is_taken_back(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.emit("step", step=0)
     real = os.write
-    monkeypatch.setattr(runstore.os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
     with pytest.raises(RunStoreError, match="full"):
         store.emit("step", step=1)
     monkeypatch.undo()

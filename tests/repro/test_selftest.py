@@ -64,7 +64,7 @@ def on_a_card(fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
     behaves: dict[str, Any] = {"guarded hangs": False}
     grounds: list[Any] = []
 
-    class Ground(fakes.ground):  # type: ignore[misc, name-defined]
+    class Ground(fakes.ground):  # type: ignore[misc]
         def open(self, request: Any, emit: Any) -> Any:
             if not request.kernel.guarded or behaves["guarded hangs"]:
                 self.script = {step.index: "hung" for step in request.steps if step.danger}
@@ -104,7 +104,7 @@ def test_a_guard_that_hangs_is_4_and_stands_out(on_a_card: Any, capsys: pytest.C
 def test_a_cell_that_fails_does_not_end_the_test(
     on_a_card: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = selftest.job_of
+    real = drain_run.job_of
 
     def job(common: Any, plan: Any, flags: Any, screen: Any) -> Any:
         if flags.kernel == "builtin:guard":
@@ -123,7 +123,7 @@ def test_out_of_time_names_what_was_left_out(
     on_a_card: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = FakeClock()
-    original = drain_run.make_ground
+    original = vars(drain_run)["make_ground"]
     monkeypatch.setattr(drain_run, "make_ground", lambda name: _slow(original(name), clock))
     assert selftest.run_selftest(Common(timeout=3.0), on=None, device=None, share=False, clock=clock) == 5
     out = capsys.readouterr().out
