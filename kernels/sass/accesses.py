@@ -23,6 +23,10 @@ _SCALE = {"X4": 2, "X8": 3, "X16": 4}
 _LOADS = {"LDG": "global", "LDS": "shared", "LDL": "local", "LD": "generic"}
 _STORES = {"STG": "global", "STS": "shared", "STL": "local", "ST": "generic"}
 _ATOMICS = {"ATOMG": "global", "REDG": "global", "RED": "global", "ATOMS": "shared"}
+#: Which view of an arena a part of a word is read through.
+_PART = {"": "", "U16": "h", "S16": "h", "U8": "b", "S8": "b"}
+#: Bytes of a part of a word.
+_PART_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2}
 _ARENA = {"global": "G", "shared": "H"}
 
 
@@ -104,7 +108,7 @@ def _load(i: Instruction, w: BlockWriter, space: str) -> None:
     (operand,) = i.sources
     words, sub = _width(i)
     low, high = _address(i, w, operand, space in ("global", "generic"))
-    _check(i, w, space, low, high, {"U8": 1, "S8": 1, "U16": 2, "S16": 2}.get(sub, 4 * words), "load")
+    _check(i, w, space, low, high, _PART_BYTES.get(sub, 4 * words), "load")
     dest = i.dests[-1]
     if dest.index == RZ:
         return
@@ -123,7 +127,7 @@ def _load_word(w: BlockWriter, space: str, low: Value, high: Value, k: int, sub:
     if space in ("local", "generic"):
         return _load_by_call(w, space, a.add(low, a.word(4 * k)), high, sub, number)
     place = _index(w, a.add(low, a.word(4 * k)) if k and low.const is not None else low, space, sub)
-    arena = _ARENA[space] + ({"": "", "U16": "h", "S16": "h", "U8": "b", "S8": "b"}[sub])
+    arena = _ARENA[space] + _PART[sub]
     if k and low.const is None:
         arena += str(k)
     w.needs.add(arena)
@@ -165,7 +169,11 @@ def _load_by_call(w: BlockWriter, space: str, low: Value, high: Value, sub: str,
     else:
         text = f"S.load_generic({a.ref(low)}, {a.ref(high)}, ix, {guard}, n, {sub!r})"
     value = a.stated(text, "u" if w.mode == "one" else "v", "w")
-    value = value if sub[:1] != "S" else w.algebra.sar(a.shl(value, a.word(24 if sub == "S8" else 16)), a.word(24 if sub == "S8" else 16))
+    value = (
+        value
+        if sub[:1] != "S"
+        else w.algebra.sar(a.shl(value, a.word(24 if sub == "S8" else 16)), a.word(24 if sub == "S8" else 16))
+    )
     return value if always else a.choose(w.guard, value, w.read(number))
 
 
@@ -174,7 +182,7 @@ def _store(i: Instruction, w: BlockWriter, space: str) -> None:
     operand, source = i.sources
     words, sub = _width(i)
     low, high = _address(i, w, operand, space in ("global", "generic"))
-    _check(i, w, space, low, high, {"U8": 1, "S8": 1, "U16": 2, "S16": 2}.get(sub, 4 * words), "store")
+    _check(i, w, space, low, high, _PART_BYTES.get(sub, 4 * words), "store")
     if source.kind not in ("reg", "ureg"):
         raise NoSemanticsError(f"stored operand {source.text}")
     for k in range(words):
@@ -183,8 +191,8 @@ def _store(i: Instruction, w: BlockWriter, space: str) -> None:
         guard = "None" if w.guard.const == 1 else a.ref(w.guard)
         if space == "local":
             if low.kind == "u" and not sub and w.guard.kind == "u":
-                place = a.ref(_index(w, a.add(low, a.word(4 * k)), space, ""))
-                _guarded(w, f"S.store_row({place}, ix, {a.ref(value)})")
+                row = a.ref(_index(w, a.add(low, a.word(4 * k)), space, ""))
+                _guarded(w, f"S.store_row({row}, ix, {a.ref(value)})")
             else:
                 a.lines.append(f"S.store_local({a.ref(a.add(low, a.word(4 * k)))}, ix, {a.ref(value)}, {guard}, n, {sub!r})")
             continue
@@ -193,7 +201,7 @@ def _store(i: Instruction, w: BlockWriter, space: str) -> None:
             a.lines.append(f"S.store_generic({arguments})")
             continue
         place = _index(w, a.add(low, a.word(4 * k)) if k and low.const is not None else low, space, sub)
-        arena = _ARENA[space] + ({"": "", "U16": "h", "U8": "b"}.get(sub, "b"))
+        arena = _ARENA[space] + _PART[sub]
         if k and low.const is None:
             arena += str(k)
         w.needs.add(arena)

@@ -1,8 +1,8 @@
 """Basic blocks of a decoded function, and the Python function that each becomes.
 
-A block is compiled once for each *mode* (all threads; some, by index or slice; one thread) and each *key* (which of the registers it touches are
-uniform). Registers are read once at the start, results written once at the end, nothing is masked in between: threads that do not take part are simply
-not in the arrays.
+A block is compiled once for each *mode* (all threads; some, by index or slice; one thread) and each *key* (which of the
+registers it touches are uniform). Registers are read once at the start, results written once at the end, nothing is masked in
+between: threads that do not take part are simply not in the arrays.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def register_number(operand: Operand) -> int | None:
 def is_sync(instruction: Instruction) -> bool:
     """Whether threads wait at this instruction for others: BSYNC, BAR, WARPSYNC, and the branches on divergence.
 
-    BRA.DIV leaves for a slow path if the warp has diverged, BRA.CONV jumps over one if it has not: both are taken as a WARPSYNC after
-    which the warp is together.
+    BRA.DIV leaves for a slow path if the warp has diverged, BRA.CONV jumps over one if it has not: both are taken as a WARPSYNC
+    after which the warp is together.
     """
     return instruction.opcode in SYNCHRONISING or (
         instruction.opcode == "BRA" and (instruction.has("DIV") or instruction.has("CONV"))

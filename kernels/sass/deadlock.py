@@ -16,10 +16,10 @@ __all__ = ["Fixpoint", "Recurrence"]
 class Fixpoint:
     """Looks at the machine between two rounds of polls.
 
-    When nobody is ready and no wait can end, the only threads that can act are those that poll. Each then gets one try. If all of them
-    come back to the same PC with the same registers and predicates, and nobody wrote a word, left or entered in between, then the
-    complete state of the machine is what it was. What a thread does next depends on its own state and on memory alone, and nobody
-    else can act, so no order of execution leads out: a deadlock under every scheduler.
+    When nobody is ready and no wait can end, the only threads that can act are those that poll. Each then gets one try. If all
+    of them come back to the same PC with the same registers and predicates, and nobody wrote a word, left or entered in
+    between, then the complete state of the machine is what it was. What a thread does next depends on its own state and on
+    memory alone, and nobody else can act, so no order of execution leads out: a deadlock under every scheduler.
     """
 
     def __init__(self) -> None:

@@ -42,12 +42,13 @@ _VECTOR = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "and_": "{0} & {1}", "or_": "{0} | {1}", "xor": "{0} ^ {1}",
     "not_": "~{0}", "popc": "popc({0})", "flo": "flo({0})", "brev": "brev({0})",
     "eq": "{0} == {1}", "ne": "{0} != {1}", "ltu": "{0} < {1}", "leu": "{0} <= {1}", "lts": "{0} < {1}", "les": "{0} <= {1}",
-    "zext": "{0}.astype(u8)", "sext": "{0}.view(i4).astype(i8).view(u8)", "low": "{0}.astype(u4)", "high": "({0} >> q32).astype(u4)",
+    "zext": "{0}.astype(u8)", "sext": "{0}.view(i4).astype(i8).view(u8)",
+    "low": "{0}.astype(u4)", "high": "({0} >> q32).astype(u4)",
     "addq": "{0} + {1}", "subq": "{0} - {1}", "mulq": "{0} * {1}", "eqq": "{0} == {1}", "ltuq": "{0} < {1}",
     "ltsq": "lessq({0}, {1})", "both": "{0} & {1}", "either": "{0} | {1}", "differ": "{0} ^ {1}", "negation": "~{0}",
     "signed": "{0}.view(i4)", "shl": "shl({0}, {1})", "shr": "shr({0}, {1})", "sar": "sar({0}, {1})",
     "shlq": "shlq({0}, {1})", "shrq": "shrq({0}, {1})", "sarq": "sarq({0}, {1})",
-    "pair": "({1} << q32) | {0}", "offset": "{0} + {1}", "index": "({0} >> w2).astype(ip)", "index1": "({0} >> w1).astype(ip)", "index0": "{0}.astype(ip)",
+    "offset": "{0} + {1}", "index": "({0} >> w2).astype(ip)", "index1": "({0} >> w1).astype(ip)", "index0": "{0}.astype(ip)",
 }  # fmt: skip
 #: Code for uniform values, on Python ints and bools.
 _UNIFORM = {
@@ -66,7 +67,9 @@ _COMMUTATIVE = frozenset({"add", "mul", "and_", "or_", "xor", "addq", "mulq", "b
 
 
 class EmitAlgebra:
-    """Collects source lines, all at one indentation; ``ref`` gives the text that names a value, writing the value first if need be."""
+    """Collects source lines, all at one indentation; ``ref`` gives the text that names a value, writing the value first if need
+    be.
+    """
 
     def __init__(self, width: str) -> None:
         """``width``: source text of the number of threads in the group."""
@@ -173,9 +176,14 @@ class EmitAlgebra:
             return f"{self.whole(a)} if {self.ref(p)} else {self.whole(b)}"
         if a.sort == "w" and b.const == 0 and (a.kind == "v" or a.const is not None):
             return f"{self.ref(p)}.astype(u4)" if a.const == 1 else f"{self.ref(a, vector=True)} * {self.ref(p)}"
-        sides = [self.ref(x, vector=True) if x.kind == "v" or x.const is not None else f"array({self.ref(x)}, {'u4' if x.sort == 'w' else 'bool_'})"
-                 for x in (a, b)]  # fmt: skip
+        sides = [self._side(x) for x in (a, b)]
         return f"where({self.ref(p)}, {sides[0]}, {sides[1]})"
+
+    def _side(self, value: Value) -> str:
+        """One side of a choice by a vector: an array or a 0-d array, so that the result keeps its type on every NumPy."""
+        if value.kind == "v" or value.const is not None:
+            return self.ref(value, vector=True)
+        return f"array({self.ref(value)}, {'u4' if value.sort == 'w' else 'bool_'})"
 
     def make(self, op: str, sort: str, *args: Value) -> Value:
         """A value by operation: folded if literal, shared if made before."""
@@ -374,7 +382,7 @@ class EmitAlgebra:
         for x, y in ((a, b), (b, a)):
             if x.const is not None:
                 return self.truth(True) if x.const else y
-        if a.op == "negation" and a.args[0] is b or b.op == "negation" and b.args[0] is a:
+        if (a.op == "negation" and a.args[0] is b) or (b.op == "negation" and b.args[0] is a):
             return self.truth(True)
         return a if a is b else self.make("either", "t", a, b)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .algebra import MASK32, IntegerAlgebra, float_operation
+from .algebra import IntegerAlgebra, float_operation
 
 __all__ = ["VECTOR", "block_globals"]
 
@@ -60,10 +60,11 @@ def lessq(a: Quads, b: Quads) -> Truths:
 
 
 def _popc_table(a: Words) -> Words:
-    a = a - ((a >> 1) & 0x55555555)
-    a = (a & 0x33333333) + ((a >> 2) & 0x33333333)
-    a = (a + (a >> 4)) & 0x0F0F0F0F
-    return (a * np.uint32(0x01010101)) >> 24
+    pairs, fours, nibbles = np.uint32(0x55555555), np.uint32(0x33333333), np.uint32(0x0F0F0F0F)
+    a = a - ((a >> np.uint32(1)) & pairs)
+    a = (a & fours) + ((a >> np.uint32(2)) & fours)
+    a = (a + (a >> np.uint32(4))) & nibbles
+    return (a * np.uint32(0x01010101)) >> np.uint32(24)
 
 
 _bitwise_count: Callable[[Words], npt.NDArray[np.uint8]] | None = getattr(np, "bitwise_count", None)
@@ -80,9 +81,9 @@ def flo(a: Words) -> Words:
 
 
 def brev(a: Words) -> Words:
-    a = ((a >> 1) & 0x55555555) | ((a & 0x55555555) << 1)
-    a = ((a >> 2) & 0x33333333) | ((a & 0x33333333) << 2)
-    a = ((a >> 4) & 0x0F0F0F0F) | ((a & 0x0F0F0F0F) << 4)
+    for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F)):
+        places, chosen = np.uint32(shift), np.uint32(mask)
+        a = ((a >> places) & chosen) | ((a & chosen) << places)
     return a.byteswap()
 
 
@@ -147,7 +148,9 @@ VECTOR: Mapping[str, Callable[..., Any]] = {
 
 
 def load_where(memory: Any, index: Any, guard: Truths, old: Any, kind: Any) -> Any:
-    """``memory[index]`` where ``guard``, ``old`` elsewhere; index and old may be one value for all. Never touches unguarded addresses."""
+    """``memory[index]`` where ``guard``, ``old`` elsewhere; index and old may be one value for all. Never touches unguarded
+    addresses.
+    """
     chosen = guard.nonzero()[0]
     n = len(guard)
     result = old.copy() if old.__class__ is np.ndarray else np.full(n, old, np.uint32)
@@ -168,11 +171,6 @@ def store_where(memory: Any, index: Any, guard: Truths, value: Any) -> int:
     return len(chosen)
 
 
-def last(value: Any) -> Any:
-    """What a store to one address by many threads leaves there: the highest thread's value."""
-    return value[-1] if value.__class__ is np.ndarray else value
-
-
 def expand(size: int, old: Any, where: Any, value: Any, kind: Any) -> Any:
     """A register that was one value for all threads becomes an array, with ``value`` at ``where``."""
     array = np.full(size, old, kind)
@@ -183,9 +181,9 @@ def expand(size: int, old: Any, where: Any, value: Any, kind: Any) -> Any:
 def block_globals() -> dict[str, Any]:
     """The names that generated code may use."""
     names: dict[str, Any] = {
-        "u4": np.uint32, "u8": np.uint64, "i4": np.int32, "i8": np.int64, "ip": np.intp, "bool_": np.bool_, "where": np.where, "full": np.full,
-        "array": np.array, "nd": np.ndarray, "INT": IntegerAlgebra(), "FLOAT": float_operation, "VECTOR": VECTOR, "popc": popc, "flo": flo, "brev": brev,
-        "shl": shl, "shr": shr, "sar": sar, "shlq": shlq, "shrq": shrq, "sarq": sarq, "lessq": lessq, "load_where": load_where,
-        "store_where": store_where, "last": last, "expand": expand, "u1": np.uint8, "u2": np.uint16, "MASK": MASK32,
+        "u4": np.uint32, "u8": np.uint64, "i4": np.int32, "i8": np.int64, "ip": np.intp, "bool_": np.bool_, "where": np.where,
+        "full": np.full, "array": np.array, "INT": IntegerAlgebra(), "FLOAT": float_operation, "VECTOR": VECTOR, "popc": popc,
+        "flo": flo, "brev": brev, "shl": shl, "shr": shr, "sar": sar, "shlq": shlq, "shrq": shrq, "sarq": sarq, "lessq": lessq,
+        "load_where": load_where, "store_where": store_where, "expand": expand,
     }  # fmt: skip
     return names

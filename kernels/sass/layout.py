@@ -45,7 +45,9 @@ class ConstantLayout:
 
     def values(self, params: bytes, grid: tuple[int, int, int], block: tuple[int, int, int], stack_top: int) -> dict[int, int]:
         """Word by offset for one launch. The memory descriptor's value never matters."""
-        words = {self.params + k: int.from_bytes(params[k : k + 4].ljust(4, b"\0"), "little") for k in range(0, self.params_size, 4)}
+        words = {
+            self.params + k: int.from_bytes(params[k : k + 4].ljust(4, b"\0"), "little") for k in range(0, self.params_size, 4)
+        }
         for k in range(3):
             words[self.block_dim + 4 * k] = block[k]
             words[self.grid_dim + 4 * k] = grid[k]

@@ -40,14 +40,14 @@ def _dim3(value: int | tuple[int, ...]) -> Dim3:
 class Machine:
     """A GPU with ``sms`` SMs of ``slots_per_sm`` CTA slots that runs one program.
 
-    ``schedule``: ``smallest-pc`` (converged, fast, the same every time) or ``random`` (random legal schedules, by ``seed``). ``checks``:
-    every access is looked at: bounds, alignment, reads of memory that nobody wrote. Without them an access outside the arena is
-    still caught, one inside it (into a neighbour) is not. One machine serves any number of launches.
+    ``schedule``: ``smallest-pc`` (converged, fast, the same every time) or ``random`` (random legal schedules, by ``seed``).
+    ``checks``: every access is looked at: bounds, alignment, reads of memory that nobody wrote. Without them an access outside
+    the arena is still caught, one inside it (into a neighbour) is not. One machine serves any number of launches.
     """
 
     def __init__(
-        self, program: Program, *, sms: int = 1, slots_per_sm: int = 1, seed: int = 0, checks: bool = False, schedule: str = "smallest-pc",
-        memory: Memory | None = None,
+        self, program: Program, *, sms: int = 1, slots_per_sm: int = 1, seed: int = 0, checks: bool = False,
+        schedule: str = "smallest-pc", memory: Memory | None = None,
     ) -> None:  # fmt: skip
         if sms < 1 or slots_per_sm < 1:
             raise UsageError(f"{sms} SMs of {slots_per_sm} slots: both must be positive")
@@ -65,13 +65,13 @@ class Machine:
     # ---- launching ------------------------------------------------------------------------------------------------------------
 
     def launch(
-        self, grid: int | tuple[int, ...], block: int | tuple[int, ...], params: bytes, dynamic_smem: int = 0, *, budget: int = DEFAULT_BUDGET,
-        deadline: Deadline | None = None,
+        self, grid: int | tuple[int, ...], block: int | tuple[int, ...], params: bytes, dynamic_smem: int = 0, *,
+        budget: int = DEFAULT_BUDGET, deadline: Deadline | None = None,
     ) -> RunResult:  # fmt: skip
         """Run a launch to its end or to a verdict. ``params``: the kernel's parameter bytes; ``dynamic_smem`` in bytes.
 
-        ``budget``: warp-instructions. UsageError for a launch that no device would take; UnknownInstructionError when a thread reaches an
-        instruction without semantics. An illegal access ends the run with ``kind`` fault.
+        ``budget``: warp-instructions. UsageError for a launch that no device would take; UnknownInstructionError when a thread
+        reaches an instruction without semantics. An illegal access ends the run with ``kind`` fault.
         """
         grid_dim, block_dim = _dim3(grid), _dim3(block)
         threads = block_dim[0] * block_dim[1] * block_dim[2]
@@ -120,7 +120,8 @@ class Machine:
         """Write one 32-bit word of device memory from the host side, as a debugger or a side stream would."""
         self.memory.write(address, (value & 0xFFFFFFFF).to_bytes(4, "little"))
 
-    # ---- the loop -----------------------------------------------------------------------------------------------------------------
+    # ---- the loop
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _run(self, budget: int, deadline: Deadline | None) -> RunResult:
         limit = self._warps + budget
@@ -280,7 +281,8 @@ class Machine:
         position = 0 if where is None else where.start if where.__class__ is slice else int(where[0])
         block = vector.ctas[position // vector.stride]
         text = self.program.function.at(pc).text
-        message = f"an address outside device memory in the block at +{pc:#x} of {self.program.name} ({error}); run with checks for the thread"
+        place = f"in the block at +{pc:#x} of {self.program.name}"
+        message = f"an address outside device memory {place} ({error}); run with checks for the thread"
         return Fault("access", "unknown", 0, 0, block, position % vector.stride, pc, text, message)
 
     def _faulted(self, fault: Fault, step: tuple[int, Any, int]) -> RunResult:
@@ -292,8 +294,9 @@ class Machine:
         self.program.save_code()
         notes = ("sequentially consistent, in-order interpretation; no timing",)
         return RunResult(
-            kind, proof, self._grid, self._threads, tuple(sorted(self._exited)), self.residents(), tuple(range(self._next_block, self._grid)),
-            self._stuck() if kind != "completed" else (), self._warps, self._thread_count, self._executed, self._rounds, fault, spin, notes,
+            kind, proof, self._grid, self._threads, tuple(sorted(self._exited)), self.residents(),
+            tuple(range(self._next_block, self._grid)), self._stuck() if kind != "completed" else (),
+            self._warps, self._thread_count, self._executed, self._rounds, fault, spin, notes,
         )  # fmt: skip
 
     def residents(self) -> tuple[Residency, ...]:

@@ -1,7 +1,8 @@
 """A kernel ready to be interpreted: decoded instructions, constant-bank layout, and block functions kept in the user's cache.
 
-Two caches: ``kernels.disasm`` keeps nvdisasm's answer by the cubin's sha256; here, under the same hash, the compiled block functions are kept (Python
-code objects, by interpreter version and by a hash of the code generator), so a second run compiles nothing.
+Two caches: ``kernels.disasm`` keeps nvdisasm's answer by the cubin's sha256; here, under the same hash, the compiled block
+functions are kept (Python code objects, by interpreter version and by a hash of the code generator), so a second run compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ class Program:
 
     @classmethod
     def from_rows(
-        cls, name: str, sm: int, rows: Sequence[tuple[str, str, str]], symbols: Mapping[str, int], *, params_base: int, params_size: int, key: str = "",
-        store: Cache | None = None, **facts: Any,
+        cls, name: str, sm: int, rows: Sequence[tuple[str, str, str]], symbols: Mapping[str, int], *, params_base: int,
+        params_size: int, key: str = "", store: Cache | None = None, **facts: Any,
     ) -> Program:  # fmt: skip
         """From decoded rows (opcode, operands, predicate): what caches and tests hold."""
         function = decode_rows(name, sm, rows, symbols, strict=False)
@@ -142,15 +143,18 @@ class Program:
     def from_image(cls, image: KernelImage, *, store: Cache | None = None, disassembly_cache: Cache | None = None) -> Program:
         """From a kernel image; disassembles it if neither the package nor the cache holds its code.
 
-        CubinError, ToolMissingError, DeadlineError as ``kernels.disasm.disassemble`` raises them. Instructions without semantics raise only
-        when a thread reaches them.
+        CubinError, ToolMissingError, DeadlineError as ``kernels.disasm.disassemble`` raises them. Instructions without
+        semantics raise only when a thread reaches them.
         """
         from .shipped import shipped_rows
 
         facts = {
-            "registers": image.registers, "max_threads": image.max_threads, "static_smem": image.static_smem, "origin": image.origin,
+            "registers": image.registers,
+            "max_threads": image.max_threads,
+            "static_smem": image.static_smem,
+            "origin": image.origin,
             "cubin": image.cubin,
-        }  # fmt: skip
+        }
         key = content_key("cubin", image.cubin_sha256, image.function)
         kept = store if store is not None else Cache("blocks")
         own = shipped_rows(image.cubin_sha256, image.function)
@@ -164,12 +168,22 @@ class Program:
                 raise CubinError(f"the code is for sm_{found.sm}, sm_{image.sm} was asked for", path=image.origin)
             rows, symbols = found.rows, found.symbols
         return cls.from_rows(
-            image.function, image.sm, rows, symbols, params_base=image.params_base, params_size=image.params_size, key=key, store=kept, **facts
+            image.function,
+            image.sm,
+            rows,
+            symbols,
+            params_base=image.params_base,
+            params_size=image.params_size,
+            key=key,
+            store=kept,
+            **facts,
         )
 
     @classmethod
     def from_cubin(cls, cubin: bytes, function: str, sm: int, *, store: Cache | None = None) -> Program:
-        """From a cubin and a mangled name; CubinError if it holds no such kernel of the persistent top-k family or is for another architecture."""
+        """From a cubin and a mangled name; CubinError if it holds no such kernel of the persistent top-k family or is for
+        another architecture.
+        """
         from ..cubin import kernel_images
 
         images = [image for image in kernel_images(cubin, f"cubin {sha256_hex(cubin)[:12]}") if image.function == function]

@@ -8,7 +8,6 @@ warps at random (never splitting a warp: the compiler relies on convergence afte
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,7 @@ class Schedule:
         self.row_live = self.row_live[rows]
 
     def _moved(self, piece: Group, moved: Index, stride: int) -> Group:
-        where, n = piece
+        where, _ = piece
         positions = (
             np.arange(len(moved) * stride)
             if where is None
@@ -210,12 +209,13 @@ class Schedule:
         positions = v.iota if where is None else v.iota[where]
         if i.opcode == "BAR":
             rows = positions // v.stride
-            full = np.bincount(rows, minlength=v.rows) == self.row_live
-            return full[rows]
+            full: npt.NDArray[np.bool_] = np.bincount(rows, minlength=v.rows) == self.row_live
+            return full.take(rows)
         alive = np.packbits(self.alive, bitorder="little").view(np.uint32)[v.warp_of[positions]]
         arrived = v.ballot(None, positions, n)
         masks = self._mask(i, positions)
-        return (masks & alive & ~arrived) == 0
+        free: npt.NDArray[np.bool_] = (masks & alive & ~arrived) == 0
+        return free
 
     def _mask(self, i: Instruction, positions: Index) -> Any:
         """The lanes of its warp that each thread waits for."""

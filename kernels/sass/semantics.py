@@ -281,8 +281,8 @@ def _relation(c: Context[V], i: Instruction, a: Operand, b: Operand) -> tuple[st
         less = alg.ltsq if i.has("S64") else alg.ltuq
         equal = alg.eqq(x, y)
         table = {
-            "LT": lambda: less(x, y), "GE": lambda: alg.negation(less(x, y)), "GT": lambda: less(y, x), "LE": lambda: alg.negation(less(y, x)),
-            "EQ": lambda: equal, "NE": lambda: alg.negation(equal),
+            "LT": lambda: less(x, y), "GE": lambda: alg.negation(less(x, y)), "EQ": lambda: equal,
+            "GT": lambda: less(y, x), "LE": lambda: alg.negation(less(y, x)), "NE": lambda: alg.negation(equal),
         }  # fmt: skip
         return names[0], table[names[0]](), equal
     x, y = c.word(a), c.word(b)
@@ -573,7 +573,8 @@ def _hfma2(i: Instruction, c: Context[V]) -> None:
 SEMANTICS: Mapping[str, Rule[object]] = {
     "IADD3": _iadd3, "UIADD3": _iadd3, "IADD": _iadd, "VIADD": _iadd, "UVIADD": _iadd, "IMAD": _imad, "UIMAD": _imad,
     "LEA": _lea, "ULEA": _lea, "LOP3": _lop3, "ULOP3": _lop3, "PLOP3": _plop3, "UPLOP3": _plop3, "ISETP": _isetp, "UISETP": _isetp,
-    "SHF": _shf, "USHF": _shf, "PRMT": _prmt, "UPRMT": _prmt, "IMNMX": _imnmx, "UIMNMX": _imnmx, "VIMNMX": _imnmx, "UVIMNMX": _imnmx,
+    "SHF": _shf, "USHF": _shf, "PRMT": _prmt, "UPRMT": _prmt,
+    "IMNMX": _imnmx, "UIMNMX": _imnmx, "VIMNMX": _imnmx, "UVIMNMX": _imnmx,
     "VIADDMNMX": _viaddmnmx, "VIMNMX3": _vimnmx3, "SEL": _sel, "USEL": _sel, "FSEL": _sel, "MOV": _mov, "UMOV": _mov, "R2UR": _mov,
     "POPC": _unary, "UPOPC": _unary, "FLO": _unary, "UFLO": _unary, "BREV": _unary, "UBREV": _unary, "IABS": _unary,
     "P2R": _p2r, "R2P": _r2p, "S2R": _special, "S2UR": _special, "CS2R": _special, "LDC": _ldc, "LDCU": _ldc, "ULDC": _ldc,

@@ -45,7 +45,7 @@ class ThreadVector:
         self.size = 0
         self.bars: dict[int, Any] = {}
         self.local: dict[int, Words] = {}
-        self._shuffles: dict[tuple[str, int, int], tuple[Index, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = {}
+        self._shuffles: dict[tuple[str, int, int], tuple[Index, npt.NDArray[np.bool_]]] = {}
         self.checker: AccessChecker | None = None
         self.block_dim = (stride, 1, 1)
         self.grid_dim = (1, 1, 1)
@@ -162,22 +162,22 @@ class ThreadVector:
     def ballot(self, truth: Any, where: Any, n: int) -> Words:
         """For each thread of the group the lanes of its warp that are in the group and for which ``truth`` (None: always) holds."""
         if where is None:
-            packed = np.packbits(truth, bitorder="little").view(np.uint32)
-            return np.repeat(packed, 32)
+            return np.packbits(truth, bitorder="little").view(np.uint32).repeat(32)
         bits = self._bits
         bits[where] = True if truth is None else truth
-        packed = np.packbits(bits, bitorder="little").view(np.uint32)
+        packed: Words = np.packbits(bits, bitorder="little").view(np.uint32)
         bits[where] = False
-        return packed[self.warp_of[where]]
+        found: Words = packed.take(self.warp_of[where])
+        return found
 
     def warp_sum(self, value: Words, where: Any, n: int) -> Words:
         if where is None:
-            return np.repeat(value.reshape(-1, 32).sum(axis=1, dtype=np.uint32), 32)
+            return np.asarray(value.reshape(-1, 32).sum(axis=1, dtype=np.uint32).repeat(32), np.uint32)
         sums = self._sums
         sums[where] = value
         total = sums.reshape(-1, 32).sum(axis=1, dtype=np.uint32)
         sums[where] = 0
-        return total[self.warp_of[where]]
+        return np.asarray(total.take(self.warp_of[where]), np.uint32)
 
     def note_convergence(self, barrier: int, where: Any) -> None:
         """BSSY: every thread of the group remembers which lanes of its warp came with it."""
@@ -189,14 +189,16 @@ class ThreadVector:
             masks = self.bars[barrier] = np.full(self.size, masks, np.uint32)
         masks[where] = 1 << (where & 31) if where.__class__ is int else self.ballot(None, where, 0)
 
-    def _pattern(self, kind: str, lane: int, control: int) -> tuple[Index, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """For a shuffle whose operands are uniform: source lane and in-range flag of each of the 32 lanes, and whether any is out."""
+    def _pattern(self, kind: str, lane: int, control: int) -> tuple[Index, npt.NDArray[np.bool_]]:
+        """For a shuffle whose operands are uniform: source lane and in-range flag of each of the 32 lanes, and whether any is
+        out.
+        """
         key = (kind, lane, control)
         found = self._shuffles.get(key)
         if found is None:
             lanes = np.arange(32, dtype=np.int64)
             source, inside = _shuffle_source(kind, lanes, np.int64(lane & 31), np.int64(control))
-            found = self._shuffles[key] = (source.astype(np.intp), inside, ~inside)
+            found = self._shuffles[key] = (source.astype(np.intp), inside)
         return found
 
     def _whole_warps(self, where: Any, n: int) -> bool:
@@ -212,7 +214,7 @@ class ThreadVector:
     def shuffle(self, kind: str, value: Words, lane: Any, control: Any, where: Any, n: int, guard: Any) -> tuple[Words, Any]:
         """(value of the source lane or own value, whether the source is in range). An inactive source gives an undefined value."""
         if guard is None and lane.__class__ is int and control.__class__ is int and self._whole_warps(where, n):
-            source, inside, outside = self._pattern(kind, lane, control)
+            source, inside = self._pattern(kind, lane, control)
             table = value.reshape(-1, 32)
             return table[:, source].reshape(-1), np.tile(inside, n >> 5)
         threads = self.iota if where is None else self.iota[where]

@@ -39,7 +39,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class StuckThreads:
-    """Threads of one CTA that stand at one PC. ``state``: polling, waiting (at a barrier) or ready. ``threads``: flat indices in the CTA."""
+    """Threads of one CTA that stand at one PC. ``state``: polling, waiting (at a barrier) or ready. ``threads``: flat indices
+    in the CTA.
+    """
 
     block: int
     pc: int
@@ -52,9 +54,9 @@ class StuckThreads:
 class CtaSnapshot:
     """Architectural state of one resident CTA; n threads.
 
-    ``pc`` int64 [n], -1 for a thread that has left; ``registers`` uint32 [n, registers] (R0 first); ``predicates`` uint8 [n], bit i is Pi;
-    ``uniform_registers`` uint32 [n, 64]; ``uniform_predicates`` uint8 [n]; ``shared`` the CTA's shared memory with what the system
-    reserves in front of it. Uniform registers are kept per thread here.
+    ``pc`` int64 [n], -1 for a thread that has left; ``registers`` uint32 [n, registers] (R0 first); ``predicates`` uint8 [n],
+    bit i is Pi; ``uniform_registers`` uint32 [n, 64]; ``uniform_predicates`` uint8 [n]; ``shared`` the CTA's shared memory with
+    what the system reserves in front of it. Uniform registers are kept per thread here.
     """
 
     residency: Residency
@@ -70,11 +72,11 @@ class CtaSnapshot:
 class RunResult:
     """The end of a launch.
 
-    ``deadlock`` is proven: in one round every resident thread that can act polled and came back to exactly the state it had, nobody
-    wrote anything, nobody left, and nobody can enter, so nothing can ever change under any scheduler. ``spin``: whether anybody polls
-    (else all wait at barriers). ``livelock``: the complete state of the machine recurred while it was running (``proof`` says over how
-    many blocks). ``budget``: the instruction budget or the deadline ended it first; nothing is known. ``fault``: an illegal access.
-    ``never_started``: CTAs that no slot was free for. ``exited``: CTAs that ran to their end.
+    ``deadlock`` is proven: in one round every resident thread that can act polled and came back to exactly the state it had,
+    nobody wrote anything, nobody left, and nobody can enter, so nothing can ever change under any scheduler. ``spin``: whether
+    anybody polls (else all wait at barriers). ``livelock``: the complete state of the machine recurred while it was running
+    (``proof`` says over how many blocks). ``budget``: the instruction budget or the deadline ended it first; nothing is known.
+    ``fault``: an illegal access. ``never_started``: CTAs that no slot was free for. ``exited``: CTAs that ran to their end.
     """
 
     kind: Kind

@@ -64,8 +64,8 @@ def test_operand_forms(text: str, fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["R1.X4", "R1.H2", "[R1.X3]", "[R1.X4.64]", "[R1+R2]", "[UR1+UR2]", "[R1*4]", "c[0x0][R4+0x10]", "!R1", "-P0", "~P0", "P8", "R1234", "",
-     "|R1", "0xg", "QNAN", "SR", "c[0x0]", "-0x", "R"],
+    ["R1.X4", "R1.H2", "[R1.X3]", "[R1.X4.64]", "[R1+R2]", "[UR1+UR2]", "[R1*4]", "c[0x0][R4+0x10]", "!R1", "-P0", "~P0",
+     "P8", "R1234", "", "|R1", "0xg", "QNAN", "SR", "c[0x0]", "-0x", "R"],
 )  # fmt: skip
 def test_operands_not_understood_are_errors(text: str) -> None:
     with pytest.raises(ValueError):
