@@ -38,6 +38,7 @@ __all__ = [
     "disassemble",
     "disassemble_functions",
     "disassemble_raw",
+    "disassemble_section",
     "nvdisasm_path",
     "nvdisasm_version",
     "parse_json",
@@ -255,6 +256,21 @@ def disassemble_raw(
     whole = Disassembly(function, found.sm, found.lines, {}, found.producer)
     _save(store, digest, whole, tool)
     return whole
+
+
+def disassemble_section(
+    cubin: bytes, function: str, sm: int, *, deadline_s: float = 30.0, cache: Cache | None = None, clock: Clock = SYSTEM
+) -> Disassembly:
+    """One kernel from the bytes of its section alone, for an ELF that nvdisasm itself refuses (a core dump's relocated image).
+
+    Calls give offsets, and relocations that were not applied stay as they are. Raises as ``disassemble_raw``; CubinError if
+    there is no section ``.text.<function>``.
+    """
+    image = read_elf(cubin)
+    section = image.section(f".text.{function}")
+    if section is None:
+        raise CubinError(f"no section .text.{function}", path="cubin")
+    return disassemble_raw(image.content(section), sm, function=function, deadline_s=deadline_s, cache=cache, clock=clock)
 
 
 def _key(digest: str, function: str, tool: Path) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsv4_repro.errors import CubinError, DeadlineError, ToolMissingError
 from dsv4_repro.kernels import disasm
 from dsv4_repro.kernels.cache import Cache
-from dsv4_repro.kernels.disasm import Disassembly, SassLine, parse_json, parse_listing, split_operands
+from dsv4_repro.kernels.disasm import SassLine, parse_json, parse_listing, split_operands
 
 SAMPLES = Path(__file__).parents[1] / "fixtures" / "nvdisasm"
 CUBIN = (SAMPLES / "with_subroutine.sm_80.cubin").read_bytes()
@@ -239,18 +239,18 @@ def test_another_version_of_the_tool_is_asked_again(tool: Any) -> None:
 
 
 def test_code_without_an_elf_is_the_same_code(cache_root: Path) -> None:
-    from dsv4_repro.kernels.elf import read_elf
-
-    image = read_elf(CUBIN)
-    section = image.section(".text.with_subroutine")
-    assert section is not None
-    raw = disasm.disassemble_raw(image.content(section), 80, function="with_subroutine")
+    raw = disasm.disassemble_section(CUBIN, "with_subroutine", 80)
     whole = disasm.disassemble(CUBIN, "with_subroutine")
-    assert [line for line in raw.lines if line.base not in ("CALL", "RET")] == [
-        line for line in whole.lines if line.base not in ("CALL", "RET")
-    ]
-    assert isinstance(raw, Disassembly)
-    assert disasm.disassemble_raw(image.content(section), 80, function="with_subroutine") == raw
+    assert (raw.function, raw.sm, len(raw.lines)) == ("with_subroutine", 80, 152)
+    for mine, theirs in zip(raw.lines, whole.lines, strict=True):
+        if mine.base not in ("CALL", "RET"):
+            assert mine == theirs
+    # Without symbols a call says where it goes, as an offset.
+    (call,) = [line for line in raw.lines if line.base == "CALL"]
+    assert int(call.operands[-1], 16) == whole.symbols["$with_subroutine$_Z3mixPKjj"]
+    assert disasm.disassemble_section(CUBIN, "with_subroutine", 80) == raw
+    with pytest.raises(CubinError, match=r"no section \.text\.other"):
+        disasm.disassemble_section(CUBIN, "other", 80)
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "no elf", "half", "garbage code", "no symbols"])
