@@ -130,7 +130,7 @@ def _environment_rows(source: ReportSource) -> list[tuple[str, str]]:
     rows += [(f"{key} version", str(value)) for key, value in (source.run.get("versions") or {}).items() if value]
     kernel = source.run.get("kernel") or {}
     if kernel:
-        rows.append(("kernel", f"{kernel.get('origin')} {kernel.get('label') or ''}".strip()))
+        rows.append(("kernel", str(kernel.get("label") or kernel.get("origin"))))
         rows.append(("kernel function", str(kernel.get("function") or "not known")))
         rows.append(("cubin sha256", str(kernel.get("sha256") or "not known")))
     return rows
@@ -198,6 +198,7 @@ def context(source: ReportSource) -> dict[str, Any]:
         "command": _command(source),
         "fixes": source.fixes,
         "next": diagnosis.next,
+        "interpreted": diagnosis.ground == "cpu",
         "version": source.version,
     }
 

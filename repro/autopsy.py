@@ -1,23 +1,21 @@
 """The verb ``autopsy``: what is it that somebody has, who reads it, and what is said about it.
 
-A GPU core dump (plain, .gz, .xz), a run directory, a debugger's transcript; a live process only with ``--attach``. Files are judged
-where they lie, without GPU, driver or toolkit.
+A GPU core dump (plain, .gz, .xz), a run directory, any mixture of transcripts, logs, stacks and archives; a live process only with
+``--attach``. Files are judged where they lie, without GPU, driver or toolkit.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import SYSTEM, Clock
 from ..errors import EvidenceError, RefusedError, RunStoreError, UsageError
 from ..forensics.device_state import Unread
-from ..forensics.records import Diagnosis
+from ..forensics.records import ChainLink, Diagnosis
 from ..reports.document import ReportSource, markdown_report
 from ..scenarios.registry import scenario_for_signature
 from .console import Screen
@@ -93,12 +91,7 @@ def _with_run(judged: Diagnosis, view: RunView, problems: Sequence[Unread]) -> D
     own = view.diagnosis
     known = {link.link: link for link in own.chain}
     listed = {item.id for item in own.evidence} | {item.id for item in judged.evidence}
-    chain = [
-        known[link.link]
-        if link.status == "not observed" and link.link in known and set(known[link.link].evidence) <= listed
-        else link
-        for link in judged.chain
-    ]
+    chain = [_stronger(link, known.get(link.link), listed) for link in judged.chain]
     extra: dict[str, Any] = {key: value for key, value in (own.model_extra or {}).items() if key in ("unwedge", "trials", "timing")}
     agrees = (own.verdict.class_, own.verdict.cause) == (judged.verdict.class_, judged.verdict.cause)
     return completed(
@@ -111,6 +104,16 @@ def _with_run(judged: Diagnosis, view: RunView, problems: Sequence[Unread]) -> D
         ground=own.ground,
         **extra,
     )
+
+
+_STRENGTH = ("not observed", "inferred", "computed", "interpreted", "measured")
+
+
+def _stronger(judged: ChainLink, own: ChainLink | None, listed: Set[str]) -> ChainLink:
+    """The better known of two statements about a link; the artefact's own where they are equally well known."""
+    if own is None or not set(own.evidence) <= listed or _STRENGTH.index(own.status) <= _STRENGTH.index(judged.status):
+        return judged
+    return own
 
 
 def _attach(pid: int, store: RunStore, clock: Clock) -> Diagnosis:
@@ -151,27 +154,12 @@ def _judge(targets: Sequence[str], screen: Screen) -> Diagnosis:
     if len(paths) == 1 and is_run_directory(paths[0]):
         screen.progress(f"judging the evidence in {paths[0]}")
         return autopsy_run(paths[0])
-    if len(paths) == 1 and paths[0].is_file():
-        screen.progress(f"reading {paths[0]}")
-        if _device_evidence(paths[0]) or not _takes_any_evidence():
-            return autopsy_file(paths[0])
-    if not _takes_any_evidence():
-        raise UsageError("one target at a time: a core dump, a run directory or a debugger's transcript")
-    module = importlib.import_module("..forensics.autopsy", __package__)
-    return cast("Diagnosis", module.autopsy_paths(paths))
+    screen.progress(f"reading {', '.join(map(str, paths[:3]))}" + (" …" if len(paths) > 3 else ""))
+    if len(paths) == 1 and not paths[0].is_dir() and peek(paths[0], len(_ELF)) == _ELF:
+        return autopsy_file(paths[0])
+    from ..forensics.autopsy import autopsy_paths
 
-
-def _device_evidence(path: Path) -> bool:
-    """Whether the file is one of those that say all by themselves: a core dump, or a transcript of cuda-gdb."""
-    from ..forensics.cuda_gdb_text import looks_like_transcript
-
-    head = peek(path, 1 << 20)
-    return head.startswith(_ELF) or looks_like_transcript(head.decode("utf-8", errors="replace"))
-
-
-def _takes_any_evidence() -> bool:
-    """Whether this release reads logs, stacks and metrics too (``forensics.autopsy.autopsy_paths``)."""
-    return importlib.util.find_spec("..forensics.autopsy", __package__) is not None
+    return autopsy_paths(paths).diagnosis
 
 
 def run_autopsy(targets: Sequence[str], common: Common, *, attach: bool, expect: str | None, clock: Clock = SYSTEM) -> int:

@@ -297,7 +297,11 @@ def _record(job: DrainJob, started: str) -> RunRecord:
         command=job.command,
         started=started,
         seed=job.plan.seed,
-        versions={"python": sys.version.split()[0], **{name: text for name, text in package_versions().items() if text}},
+        versions={
+            "python": sys.version.split()[0],
+            "dsv4-repro": __version__,
+            **{name: text for name, text in package_versions().items() if text},
+        },
         environment={"device": device.name, "sm": device.sm, "sm_count": device.num_sms, "described_by": device.source},
         plan=job.plan.document(),
         kernel=KernelRecord(

@@ -21,8 +21,7 @@ __all__ = ["autopsy_lines", "expectation", "first_lines", "kernel_line", "last_l
 def kernel_line(kernel: KernelImage, guarded: bool | None) -> str:
     """Whose code runs, for which architecture, and whether it bounds the row length."""
     state = {True: "guarded", False: "unguarded", None: "guarded or not: not known"}[guarded]
-    label = f", {kernel.label}" if kernel.label else ""
-    return f"kernel {kernel.origin} for sm_{kernel.sm}{label}: {state}"
+    return f"kernel {kernel.origin} for sm_{kernel.sm}, instantiation <{kernel.top_k}, {kernel.vec}>: {state}"
 
 
 def expectation(
@@ -93,12 +92,12 @@ def proof_lines(diagnosis: Diagnosis) -> list[str]:
         group = next((entry for entry in diagnosis.ledger if entry.group == wait.group), None)
         if group is not None:
             gone = [
-                f"{word} {', '.join(map(str, blocks[:8]))}"
-                for word, blocks in (("exited", group.exited), ("never started", group.never_started), ("unknown", group.unknown))
+                f"block {', '.join(map(str, blocks[:8]))} {word}"
+                for word, blocks in (("exited", group.exited), ("never started", group.never_started), ("not known", group.unknown))
                 if blocks
             ]
             if gone:
-                lines.append(f"of its group: block {'; block '.join(gone)}" + (f" ({group.inferred})" if group.inferred else ""))
+                lines.append(f"of its group: {'; '.join(gone)}" + (f" ({group.inferred})" if group.inferred else ""))
     if len(diagnosis.waits) > 1:
         lines.append(f"{len(diagnosis.waits)} waits in all")
     return lines

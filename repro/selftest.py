@@ -52,6 +52,7 @@ class Cell(CellPlan):
     outcome: Outcome | None = None
     verdict: str = ""
     proof: str = ""
+    released: bool | None = None
     unwedge_ms: float | None = None
     seconds: float = 0.0
     why: str = ""
@@ -122,6 +123,7 @@ def _cell(plan: CellPlan, done: Executed, seconds: float) -> Cell:
         outcome=result.outcome,
         verdict=f"{diagnosis.verdict.class_}{cause} ({diagnosis.verdict.confidence})",
         proof=f"{equation(wait)}, block {wait.block[0]} of {wait.grid[0]}" if wait else "",
+        released=result.unwedge.retired if result.unwedge is not None and result.unwedge.attempted else None,
         unwedge_ms=result.unwedge.milliseconds if result.unwedge is not None and result.unwedge.retired else None,
         seconds=round(seconds, 2),
         why=diagnosis.verdict.sentence[:300],
@@ -132,6 +134,14 @@ def _cell(plan: CellPlan, done: Executed, seconds: float) -> Cell:
 
 def _unread(diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(f"{item.what}: {item.why}"[:200] for item in diagnosis.unread[:8])
+
+
+def _released(cell: Cell) -> str:
+    if cell.released is None:
+        return ""
+    if not cell.released:
+        return "not released by writing the counter"
+    return "released by writing the counter" + (f", {cell.unwedge_ms:.2f} ms later" if cell.unwedge_ms is not None else "")
 
 
 def selftest_lines(report: SelftestReport) -> list[str]:
@@ -148,7 +158,7 @@ def selftest_lines(report: SelftestReport) -> list[str]:
         expected = f"{cell.expected} expected" if cell.expected else "guard not known"
         name = cell.kernel + (", producer clamped" if cell.producer == "clamped" else "")
         lines += wrap(f"{cell.state.upper():<16}{name}: {cell.outcome or '-'} ({expected}), {cell.seconds:.1f} s", indent=" " * 16)
-        detail = [cell.verdict, cell.proof, f"released in {cell.unwedge_ms:.2f} ms" if cell.unwedge_ms is not None else ""]
+        detail = [cell.verdict, cell.proof, _released(cell)]
         detail = [text for text in detail if text] if cell.outcome == "hang" else [cell.why]
         lines += [part for text in detail if text for part in wrap(f"{'':16}{text}", indent=" " * 16)]
         lines += [f"{'':16}{text}" for text in cell.instructions]

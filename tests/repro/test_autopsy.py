@@ -85,7 +85,7 @@ def test_a_transcript_gives_the_equation_and_status_3(log: Path, capsys: pytest.
     assert "+0x0520 LDG.E.STRONG.GPU R4" in flat
     assert "group 6: spinning 12" in flat
     assert "not observed in this evidence: drain, mtp" in flat
-    assert [line for line in text.splitlines() if len(line) > 80 and "/" not in line and "cuda-gdb" not in line] == []
+    assert [line for line in text.splitlines() if len(line) > 80 and "/" not in line and not line.startswith("next: ")] == []
 
 
 def test_json_and_expectation(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +106,7 @@ def test_compressed_evidence_is_read_and_named_as_it_was_given(
     packed.write_bytes(pack(log.read_bytes()))
     assert main(["autopsy", str(packed), "--json"]) == 3
     (evidence,) = json.loads(capsys.readouterr().out)["evidence"]
-    assert evidence["path"] == str(packed)
+    assert evidence["path"].endswith(packed.name)
     import hashlib
 
     assert evidence["sha256"] == hashlib.sha256(packed.read_bytes()).hexdigest()
@@ -208,9 +208,9 @@ def test_garbage_is_5_without_a_traceback(tmp_path: Path, content: bytes, capsys
     path = tmp_path / "garbage"
     path.write_bytes(content)
     assert main(["autopsy", str(path)]) == 5
-    err = capsys.readouterr().err
-    assert "garbage" in err
-    assert "Traceback" not in err
+    captured = capsys.readouterr()
+    assert "garbage" in captured.out + captured.err
+    assert "Traceback" not in captured.err
 
 
 def test_what_is_not_there_or_not_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,7 +263,7 @@ def test_unpacking_is_bounded_and_leaves_nothing_behind(tmp_path: Path, monkeypa
 
 def test_a_cut_off_archive_names_the_place(tmp_path: Path) -> None:
     path = tmp_path / "cut.xz"
-    path.write_bytes(lzma.compress(os.urandom(1 << 20), preset=0)[: 700_000])
+    path.write_bytes(lzma.compress(os.urandom(1 << 20), preset=0)[:700_000])
     with pytest.raises(EvidenceError, match=r"after \d+ unpacked bytes"), plain_file(path):
         pass
 

@@ -98,7 +98,7 @@ def test_first_lines_name_ground_kernel_plan_and_launch(chosen: ChosenKernel) ->
     )  # fmt: skip
     text = "\n".join(lines)
     assert lines[0] == "run drain --on gpu (a free NVIDIA GPU): H200"
-    assert "kernel builtin for sm_90: unguarded" in text
+    assert "kernel builtin for sm_90, instantiation <512, 4>: unguarded" in text
     assert "16 requests to 3 live" in text
     assert "21 indexer layers a step; 3 trials" in text
     assert "8 groups of 2 CTAs" in text
