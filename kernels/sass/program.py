@@ -157,9 +157,11 @@ class Program:
         }
         key = content_key("cubin", image.cubin_sha256, image.function)
         kept = store if store is not None else Cache("blocks")
-        own = shipped_rows(image.cubin_sha256, image.function)
+        own = shipped_rows(image.origin, image.sm, image.cubin_sha256, image.function)
         if own is not None:
             rows, symbols = own
+        elif not image.cubin:
+            raise CubinError("neither machine code nor a shipped decoding of it", path=image.origin)
         else:
             from ..disasm import disassemble
 
