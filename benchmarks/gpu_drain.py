@@ -286,17 +286,13 @@ def plain_debugger(spec: str, device: DeviceDescription, folder: Path) -> dict[s
     """The same attach with cuda-gdb as if it had no Python."""
     folder.mkdir(parents=True, exist_ok=True)
     emit = emitter(folder, loud=False)
-    request = request_for(spec, device, layers=2)
+    request = request_for(spec, device, layers=2, options={"plain_debugger": True})
     ground = GpuGround()
     try:
         ground.open(request, emit)
         for step in request.steps:
             if ground.run_step(step).state != "done":
                 break
-        if ground._debugger_thread is not None:
-            ground._debugger_thread.join(15)
-        if ground._debugger is not None:
-            ground._debugger = dataclasses.replace(ground._debugger, python=None)
         found = told(ground.capture(folder / "hang", emit, allow_dump=False))
         seen = next(item for item in found if item["collector"] == "cuda_gdb")
         say(f"  cuda-gdb without Python: {json.dumps(seen, default=str)[:1200]}")
@@ -376,7 +372,7 @@ def main() -> int:
         record.put(name, value)
 
     def folder(name: str) -> Path:
-        return arguments.out / name.replace("=", "").replace(":", "-").replace("/", "_")
+        return Path(arguments.out) / name.replace("=", "").replace(":", "-").replace("/", "_")
 
     if "demo" in parts:
         for spec in unfixed:

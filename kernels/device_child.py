@@ -25,7 +25,8 @@ from typing import Any
 from ..clock import SYSTEM, Clock
 from ..errors import ReproError
 from .channel import CLOSED, Channel
-from .device import DeviceWorkload, Setup, counters_of, launch_of
+from .device import DeviceWorkload
+from .device_records import Setup, counters_of, launch_of
 from .driver import CudaCallError, Driver
 
 __all__ = ["HEARTBEAT_S", "be_a_good_child", "main", "serve", "setup_of"]

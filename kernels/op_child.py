@@ -17,8 +17,9 @@ from typing import Any
 
 from ..errors import KernelNotFoundError, ToolMissingError
 from .abi import WORKSPACE_BYTES
-from .device import CapturedSize, DeviceWorkload, Setup
+from .device import CapturedSize, DeviceWorkload
 from .device_child import main as child_main
+from .device_records import Setup
 from .driver import Driver
 
 __all__ = ["OpWorkload"]

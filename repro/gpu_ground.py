@@ -1,18 +1,14 @@
-"""The GPU ground: the workload in a spawned child on one card, the watchdog in this process, capture in the order of disturbance.
+"""The GPU ground: the workload in a spawned child on one card, the watchdog in this process; capture is ``gpu_capture``.
 
-Order of a hang, least disturbing first: row states by the child's side stream; GPU samples and kernel log; ``/proc``; host
-stacks; cuda-gdb; and with consent the GPU core dump, which ends the context. The unwedge experiment needs the context, so a
-run that wants both does the experiment first, replays the step - it hangs again, in the same child - and dumps that; a second
-``capture`` of one step therefore repeats only the row states before it dumps.
+Order of opening: the child starts the driver and describes the card (no context yet); this process looks who holds it and refuses
+if somebody does; only then the child makes its context, captures the graphs and replays each once with harmless lengths.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,22 +16,17 @@ from typing import Any, Literal
 
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import DeadlineError, InconclusiveError, NoDeviceError, NoDriverError, RefusedError, ReproError, UnavailableError
-from ..forensics.collect import Collected, Collector, run_collector
-from ..forensics.collect.core_trigger import CoreDumpCollector, DumpSettings
-from ..forensics.collect.cuda_gdb import CudaGdb, CudaGdbCollector, find_cuda_gdb, probe_cuda_gdb
+from ..forensics.collect.core_trigger import DumpSettings
+from ..forensics.collect.cuda_gdb import find_cuda_gdb
 from ..forensics.collect.gpm import Gpm, GpmSample
-from ..forensics.collect.host_stacks import HostStackCollector
-from ..forensics.collect.kernel_log import KernelLogCollector
 from ..forensics.collect.nvml import GpuSample, Nvml, NvmlDevice, SampleThread
-from ..forensics.collect.proc import ProcCollector
-from ..forensics.device_state import CodeImage, DeviceState, GridState, Unread
-from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
-from ..kernels.device import launch_document
+from ..forensics.device_state import Unread
+from ..kernels.device_records import launch_document
 from ..scenarios.drain import DecodeStep
 from .child import Child, ChildGoneError, raise_from
-from .gpu_collectors import GpuSnapshotCollector, RowStateCollector
-from .ground import Artefact, CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
-from .watchdog import Assessment, Limits, Sample, Watchdog
+from .gpu_capture import DebuggerProbe, GpuCapture
+from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
+from .watchdog import Limits, Sample, Watchdog
 
 __all__ = ["CHILD_MODULES", "GpuGround"]
 
@@ -80,16 +71,9 @@ class GpuGround:
         self._before: GpuSample | None = None
         self._work: Path | None = None
         self._dump: DumpSettings | None = None
-        self._debugger: CudaGdb | None = None
-        self._debugger_missing: ReproError | None = None
-        self._debugger_thread: threading.Thread | None = None
-        self._left_debuggers: list[Any] = []
+        self._capture: GpuCapture | None = None
         self._unread: list[Unread] = []
-        self._captured: set[int] = set()
         self._hung_step: DecodeStep | None = None
-        self._last_hang: Assessment | None = None
-        self._params = b""
-        self._boot_s = 0.0
 
     # -- set-up --------------------------------------------------------------------------------------------------------------
 
@@ -104,12 +88,13 @@ class GpuGround:
         self._layers = request.plan.layers_on("gpu")
         options = request.options
         self._work = Path(tempfile.mkdtemp(prefix="dsv4-gpu-"))
-        self._start_debugger_probe()
+        probe = DebuggerProbe(self._find_debugger, self._clock)
+        probe.start(self._work)
         environment: dict[str, str] = {}
         if options.get("dump", True):
             self._dump = DumpSettings.in_folder(self._work)
             environment = self._dump.environment()
-        self._boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        since = time.clock_gettime(time.CLOCK_BOOTTIME)
         child = Child.spawn(
             CHILD_MODULES[str(options.get("via", "driver"))],
             [str(request.device)],
@@ -140,6 +125,18 @@ class GpuGround:
         for size in facts.get("sizes", ()):
             self._watchdog.healthy_step(float(size["warmup"]["ms"]))
         self._start_sampling()
+        self._capture = GpuCapture(
+            request,
+            child,
+            self._card,
+            probe,
+            self._dump,
+            since,
+            self._launchable,
+            gpm=lambda: self._latest_gpm,
+            second_child=None if options.get("second_child") else self._dump_of_another_child,
+            clock=self._clock,
+        )
         environment_facts = {
             "device": device,
             "nvml": identity,
@@ -172,20 +169,6 @@ class GpuGround:
             self._emit(
                 "gpu", state=f"step {message.get('index')} ended meanwhile: {message.get('state')}", error=message.get("error")
             )
-
-    def _start_debugger_probe(self) -> None:
-        """Find and ask cuda-gdb now, beside the child's start: 0.3 s that a hang need not wait for."""
-        assert self._work is not None
-        work = self._work
-
-        def probe() -> None:
-            try:
-                self._debugger = probe_cuda_gdb(self._find_debugger(), work, clock=self._clock)
-            except ReproError as error:
-                self._debugger_missing = error
-
-        self._debugger_thread = threading.Thread(target=probe, name="dsv4-repro-cuda-gdb", daemon=True)
-        self._debugger_thread.start()
 
     def _look_at_card(self, uuid: str, *, share: bool) -> dict[str, Any] | None:
         """Who holds the card, before any context is made on it. Not readable is said, and does not refuse."""
@@ -297,7 +280,7 @@ class GpuGround:
                 Sample(now, heard_at, layers_done, child.state(), self._samples.latest if self._samples else None, self._latest_gpm)
             )
             if verdict.level == "hung":
-                self._hung_step, self._last_hang = step, verdict
+                self._hung_step = step
                 return StepOutcome(
                     step.index,
                     "hung",
@@ -341,106 +324,18 @@ class GpuGround:
     # -- capture -------------------------------------------------------------------------------------------------------------
 
     def capture(self, folder: Path, emit: Emit, *, allow_dump: bool) -> Sequence[CaptureOutcome]:
-        """Read the hung workload into ``folder``. See the module's head for the order."""
-        child = self._live_child()
-        folder.mkdir(parents=True, exist_ok=True)
-        step = self._hung_step
-        again = step is not None and step.index in self._captured
-        if step is not None:
-            self._captured.add(step.index)
-        outcomes: list[CaptureOutcome] = []
+        """Read the hung workload into ``folder``, in the order of ``gpu_capture``."""
+        self._live_child()
+        if self._capture is None:
+            raise InconclusiveError("the GPU ground was opened without success: nothing to read")
+        return self._capture.capture(folder, emit, self._hung_step, allow_dump=allow_dump)
 
-        def take(collector: Collector) -> Collected:
-            emit("collecting", collector=collector.name, disturbance=collector.disturbance, deadline_s=collector.deadline_s)
-            collected = run_collector(collector, self._clock)
-            outcomes.append(_outcome(collected, self._known(collected.state)))
-            return collected
-
-        states = take(RowStateCollector(child, folder))
-        self._params = bytes.fromhex(str(states.facts.get("params", "")))
-        if not again:
-            if self._card is not None:
-                take(GpuSnapshotCollector(self._card, folder, gpm=lambda: self._latest_gpm, clock=self._clock))
-            take(KernelLogCollector(folder, since=self._boot_s))
-            take(ProcCollector(child.pid, folder))
-            take(HostStackCollector(child.pid, folder, clock=self._clock))
-            self._attach(child, folder, self._counters(states), take, outcomes)
-        if allow_dump:
-            self._take_dump(child, folder, take, outcomes)
-        if child.stderr_path.exists():
-            shutil.copyfile(child.stderr_path, folder / "child.err")
-        return outcomes
-
-    def _counters(self, states: Collected) -> list[int]:
-        """Addresses of the arrival counters that are not 0: the words to read with the debugger as well."""
-        base = states.facts.get("address")
-        if not isinstance(base, int):
-            return []
-        groups = states.facts.get("arrivals", ())
-        return [base + group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET for group, count in enumerate(groups) if count][:64]
-
-    def _attach(
-        self,
-        child: Child,
-        folder: Path,
-        addresses: list[int],
-        take: Callable[[Collector], Collected],
-        outcomes: list[CaptureOutcome],
-    ) -> None:
-        if self._debugger_thread is not None:
-            self._debugger_thread.join(15.0)
-        if not self._request.options.get("cuda_gdb", True):
-            return
-        if self._debugger is None:
-            error = self._debugger_missing or UnavailableError("cuda-gdb did not answer in time")
-            outcomes.append(CaptureOutcome("cuda_gdb", "pauses", 0.0, unread=(Unread("cuda-gdb", str(error), error.help_text),)))
-            return
-        if addresses == [] and self._hung_step is None:
-            why = Unread("cuda-gdb", "not attached: nothing hangs", "Attaching to a healthy process can end it.")
-            outcomes.append(CaptureOutcome("cuda_gdb", "pauses", 0.0, unread=(why,)))
-            return
-        debugger = CudaGdbCollector(
-            child.pid, folder, self._debugger, addresses=addresses, params_base=self._request.kernel.params_base, clock=self._clock
-        )
-        collected = take(debugger)
-        if debugger.left_running is not None:
-            self._left_debuggers.append(debugger.left_running)
-        after = self._answers(child)
-        outcomes[-1] = dataclasses.replace(outcomes[-1], facts={**collected.facts, "child_afterwards": after})
-
-    def _answers(self, child: Child) -> str:
-        """How the child stands after it was frozen: pending, retired, or what went wrong."""
-        try:
-            status = child.ask({"cmd": "status"}, "status", 10.0)
-        except ReproError as error:
-            return f"{type(error).__name__}: {error}"
-        return "still pending" if status.get("pending") else "no longer pending"
-
-    def _take_dump(
-        self, child: Child, folder: Path, take: Callable[[Collector], Collected], outcomes: list[CaptureOutcome]
-    ) -> None:
-        if self._dump is None:
-            why = Unread("GPU core dump", "the child was started without the dump's environment", "Run with --dump.")
-            outcomes.append(CaptureOutcome("core_dump", "may end the process", 0.0, unread=(why,)))
-            return
-        collected = take(CoreDumpCollector(child.pid, self._dump, folder, stderr=child.stderr_path, clock=self._clock))
-        dumped = next((item.path for item in collected.files if item.kind == "gpu-core"), None)
-        if dumped is None:
-            if not collected.files and self._hung_step is not None and not self._request.options.get("second_child"):
-                self._dump_of_another_child(self._hung_step, folder, outcomes)
-            return
-        from ..forensics.corefile import read_core
-
-        try:
-            state = read_core(dumped)
-        except ReproError as error:
-            gap = Unread("GPU core dump", f"it was kept but could not be read: {error}", error.help_text)
-            outcomes[-1] = dataclasses.replace(outcomes[-1], unread=(*outcomes[-1].unread, gap))
-        else:
-            outcomes[-1] = dataclasses.replace(outcomes[-1], state=state)
-
-    def _dump_of_another_child(self, step: DecodeStep, folder: Path, outcomes: list[CaptureOutcome]) -> None:
+    def _dump_of_another_child(self, step: DecodeStep, folder: Path) -> list[CaptureOutcome]:
         """This child could not be dumped (a debugger was attached before, say): hang a new one at the same step and dump that."""
+
+        def failed(why: str, remedy: str = "") -> list[CaptureOutcome]:
+            return [CaptureOutcome("core_dump", "may end the process", 0.0, unread=(Unread("GPU core dump", why, remedy),))]
+
         request = self._request
         options = {**request.options, "share": True, "cuda_gdb": False, "second_child": True, "check": False}
         launches = {step.graph_rows: request.launches[step.graph_rows]}
@@ -455,37 +350,17 @@ class GpuGround:
             other.open(dataclasses.replace(request, launches=launches, steps=(step,), options=options), self._emit)
             outcome = other.run_step(step)
             if outcome.state != "hung":
-                gap = Unread("GPU core dump", f"a second child did not hang at step {step.index}: {outcome.state}", "")
-                outcomes.append(CaptureOutcome("core_dump", "may end the process", 0.0, unread=(gap,)))
-                return
-            more = other.capture(folder / "second-child", self._emit, allow_dump=True)
-            outcomes.extend(
-                dataclasses.replace(capture, facts={**capture.facts, "child": "a second one, hung at the same step"})
-                for capture in more
+                return failed(f"a second child did not hang at step {step.index}: {outcome.state}")
+            facts = {"child": "a second one, hung at the same step"}
+            return [
+                dataclasses.replace(capture, facts={**capture.facts, **facts})
+                for capture in other.capture(folder, self._emit, allow_dump=True)
                 if capture.collector == "core_dump"
-            )
+            ]
         except ReproError as error:
-            gap = Unread("GPU core dump", f"a second child could not be hung and dumped: {error}", error.help_text)
-            outcomes.append(CaptureOutcome("core_dump", "may end the process", 0.0, unread=(gap,)))
+            return failed(f"a second child could not be hung and dumped: {error}", error.help_text)
         finally:
             other.close()
-
-    def _known(self, state: DeviceState | None) -> DeviceState | None:
-        """The state with what this process knows because it made the launch: parameters and code, where the source had none."""
-        if state is None:
-            return None
-        return dataclasses.replace(state, grids=tuple(self._known_grid(grid) for grid in state.grids))
-
-    def _known_grid(self, grid: GridState) -> GridState:
-        kernel = self._request.kernel
-        plans = [plan for plan in self._launchable.values() if (plan.grid, 1, 1) == grid.grid_dim]
-        if "topk" not in grid.kernel or grid.block_dim != (THREADS_PER_CTA, 1, 1) or not plans:
-            return grid
-        code = grid.code
-        # With ``--via op`` the launched code is that of torch's library, which need not be this image.
-        if code is None and kernel.cubin and self._request.options.get("via", "driver") == "driver":
-            code = CodeImage(kernel.cubin, kernel.function, sm=kernel.sm)
-        return dataclasses.replace(grid, params=grid.params or self._params or None, code=code)
 
     # -- experiment and end --------------------------------------------------------------------------------------------------
 
@@ -533,14 +408,9 @@ class GpuGround:
             self._remove_work()
             return CloseOutcome("clean", None, "nothing was started")
         how = child.close()
-        # A debugger that had to be left alone ends by itself when its target is gone; then it may be ended, too.
-        for debugger in self._left_debuggers:
-            deadline = Deadline(5.0, self._clock)
-            while debugger.poll() is None and not deadline.expired:
-                self._clock.sleep(0.05)
-            if debugger.poll() is None:
-                debugger.kill()
-        self._left_debuggers = []
+        if self._capture is not None:
+            self._capture.end_debuggers()
+            self._capture = None
         idle, detail = self._left_as_found(child.pid)
         if how != "survived":
             self._remove_work()
@@ -572,16 +442,3 @@ class GpuGround:
         if self._dump is not None and self._dump.short:
             shutil.rmtree(self._dump.folder, ignore_errors=True)
         self._work = None
-
-
-def _outcome(collected: Collected, state: DeviceState | None) -> CaptureOutcome:
-    """A collector's result as the run loop wants it."""
-    return CaptureOutcome(
-        collector=collected.collector,
-        disturbance=collected.disturbance,
-        seconds=collected.seconds,
-        artefacts=tuple(Artefact(item.kind, item.path, item.origin) for item in collected.files),
-        state=state,
-        facts=json.loads(json.dumps(dict(collected.facts), default=str)),
-        unread=collected.unread,
-    )

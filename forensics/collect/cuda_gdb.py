@@ -204,6 +204,8 @@ class CudaGdbCollector:
             )
         deadline = Deadline(self.deadline_s, self._clock)
         interrupted = False
+        # Until its end is seen: an interrupt of this process must not lose sight of it.
+        self.left_running = process
         while process.poll() is None and not deadline.expired:
             if self._tool.python is None and not interrupted and self._clock.monotonic() - began > self._inner_s:
                 # Without Python there is no timer inside; Ctrl-C ends the command that is running, and only after the attach.
@@ -215,8 +217,9 @@ class CudaGdbCollector:
         unread: list[Unread] = []
         text = _text(path)
         stages = stages_of(text)
-        if process.poll() is None:
-            self.left_running = process
+        if process.poll() is not None:
+            self.left_running = None
+        else:
             unread.append(
                 Unread(
                     "cuda-gdb",

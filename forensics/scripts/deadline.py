@@ -4,13 +4,16 @@ Runs inside cuda-gdb's Python (3.8 or later). Never interrupts the attach itself
 can take the target with it. Without Python in cuda-gdb this file does nothing.
 """
 
+import importlib
 import json
 import os
 import signal
 import threading
 import time
+from typing import Any
 
-import gdb
+#: cuda-gdb's own module; there is none outside of it.
+gdb: Any = importlib.import_module("gdb")
 
 _settings = json.loads(os.environ.get("DSV4_REPRO_GDB", "{}"))
 gdb.dsv4_started = time.monotonic()

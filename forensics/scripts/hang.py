@@ -6,14 +6,19 @@ uniform registers and predicates; the polled word, where its address can be told
 fail without the others. Runs on Python 3.8 or later; changes nothing in the target.
 """
 
+from __future__ import annotations
+
+import importlib
 import json
 import os
 import re
 import time
+from typing import Any
 
-import gdb
+#: cuda-gdb's own module; there is none outside of it.
+gdb: Any = importlib.import_module("gdb")
 
-SETTINGS = json.loads(os.environ.get("DSV4_REPRO_GDB", "{}"))
+SETTINGS: dict[str, Any] = json.loads(os.environ.get("DSV4_REPRO_GDB", "{}"))
 STARTED = getattr(gdb, "dsv4_started", time.monotonic())
 DEADLINE = STARTED + float(SETTINGS["deadline_s"]) if "deadline_s" in SETTINGS else None
 #: Parameters in constant bank 0 by architecture (read from release cubins).
@@ -31,21 +36,21 @@ class OutOfTimeError(Exception):
     """The deadline is over; what was printed stays."""
 
 
-def say(text):
+def say(text: str) -> None:
     print(text, flush=True)
 
 
-def stage(name):
+def stage(name: str) -> None:
     gdb.dsv4_stage = name
     say(f"dsv4-repro: stage {name} {time.monotonic() - STARTED:.3f}")
 
 
-def run(command, show=True):
+def run(command: str, show: bool = True) -> str | None:
     """Run one command and print it with its output; its text, or None if it failed."""
     if DEADLINE is not None and time.monotonic() >= DEADLINE:
         raise OutOfTimeError(command)
     try:
-        text = gdb.execute(command, to_string=True)
+        text = str(gdb.execute(command, to_string=True))
     except gdb.error as error:
         say(f"(cuda-gdb) {command}\ndsv4-repro: failed: {error}")
         return None
@@ -54,7 +59,7 @@ def run(command, show=True):
     return text
 
 
-def kernels():
+def kernels() -> list[int]:
     """Kernel numbers that cuda-gdb lists."""
     text = run("info cuda kernels") or ""
     found = [int(match.group(1)) for match in re.finditer(r"^\*?\s*(\d+)\s+\S+\s+\d+\s+\d+\s+\w+", text, re.MULTILINE)]
@@ -63,7 +68,7 @@ def kernels():
     return found
 
 
-def blocks(kernel):
+def blocks(kernel: int) -> list[tuple[int, ...]]:
     """Resident blocks of a kernel, as cuda-gdb lists them."""
     text = run(f"info cuda blocks kernel {kernel}") or run("info cuda blocks") or ""
     found = []
@@ -74,7 +79,7 @@ def blocks(kernel):
     return found
 
 
-def register(name):
+def register(name: str) -> int | None:
     """A register of the thread in focus, None if it cannot be read."""
     if name in ("RZ", "URZ"):
         return 0
@@ -84,7 +89,7 @@ def register(name):
         return None
 
 
-def polled_address(code):
+def polled_address(code: str) -> tuple[int | None, str]:
     """The address of the polled word: a strong load's base register pair, followed back through plain moves in the window.
 
     Returns (address, how) or (None, why). Only moves are followed; anything else that writes the base makes the answer "not known".
@@ -94,14 +99,14 @@ def polled_address(code):
         match = INSTRUCTION.match(line)
         if match:
             lines.append((int(match.group(1), 16), match.group(2)))
-    loads = [(at, text, LOAD.search(text)) for at, text in lines if LOAD.search(text)]
+    loads = [(at, match) for at, text in lines for match in [LOAD.search(text)] if match]
     if not loads:
         return None, "no strong load in the window"
     try:
         pc = int(gdb.parse_and_eval("$pc"))
     except (gdb.error, ValueError):
         pc = loads[-1][0]
-    at, _text, match = min(loads, key=lambda load: abs(load[0] - pc))
+    at, match = min(loads, key=lambda load: abs(load[0] - pc))
     target, base = int(match.group(1)), int(match.group(2))
     offset = int(match.group(4) or "0", 16)
     words = []
@@ -124,20 +129,20 @@ def polled_address(code):
         words.append((source, value))
     address = (words[0][1] | words[1][1] << 32) + offset
     if match.group(3):
-        uniform = register(f"UR{match.group(3)}"), register(f"UR{int(match.group(3)) + 1}")
-        if None in uniform:
+        low, high = register(f"UR{match.group(3)}"), register(f"UR{int(match.group(3)) + 1}")
+        if low is None or high is None:
             return None, f"UR{match.group(3)} cannot be read"
-        address += uniform[0] | uniform[1] << 32
+        address += low | high << 32
     return address & (1 << 64) - 1, f"{words[1][0]}:{words[0][0]} + {offset:#x}, load at {at:#x}"
 
 
-def focus(kernel, block):
+def focus(kernel: int, block: tuple[int, ...]) -> bool:
     """Thread 0 of a block: the one that polls. False if cuda-gdb refuses."""
     x, y, z = block
     return run(f"cuda kernel {kernel} block ({x},{y},{z}) thread (0,0,0)") is not None
 
 
-def read_block(kernel, block, seen):
+def read_block(kernel: int, block: tuple[int, ...], seen: set[int]) -> None:
     """Warps, code, registers and the polled word of one block."""
     if not focus(kernel, block):
         return
@@ -157,12 +162,12 @@ def read_block(kernel, block, seen):
         word(address)
 
 
-def word(address):
+def word(address: int) -> None:
     """One word of global memory: as an int, and as an examine line with its address."""
     run(f"print *(@global int*){address:#x}")
 
 
-def parameters():
+def parameters() -> None:
     """The kernel's parameters from constant bank 0, where the architecture's base is known."""
     base = SETTINGS.get("params_base")
     if base is None:
@@ -173,14 +178,14 @@ def parameters():
         run(f"x/14xw $_cuda_const_bank(0,{base:#x})")
 
 
-def read_all():
+def read_all() -> None:
     for quiet in ("set pagination off", "set width 0", "set height 0", "set confirm off", "set cuda coalescing off"):
         try:
             gdb.execute(quiet, to_string=True)
         except gdb.error as error:
             say(f"dsv4-repro: failed: {quiet}: {error}")
     run("info cuda devices")
-    seen = set()
+    seen: set[int] = set()
     most = int(SETTINGS.get("blocks", 16))
     for kernel in kernels()[:MOST_KERNELS]:
         resident = blocks(kernel)
@@ -200,7 +205,7 @@ def read_all():
         word(int(address))
 
 
-def main():
+def main() -> None:
     stage("reading")
     try:
         read_all()

@@ -11,8 +11,9 @@ import pytest
 
 from dsv4_repro.errors import KernelNotFoundError, NoDeviceError, NoDriverError, PlanError
 from dsv4_repro.kernels.abi import ROW_STATE_SIZE
-from dsv4_repro.kernels.device import DeviceWorkload, Setup, counters_of, launch_document, launch_of
+from dsv4_repro.kernels.device import DeviceWorkload
 from dsv4_repro.kernels.device_child import setup_of
+from dsv4_repro.kernels.device_records import Setup, counters_of, launch_document, launch_of
 from dsv4_repro.kernels.driver import CudaCallError, Driver, _typed
 from dsv4_repro.kernels.plan import device_named, plan_launch
 from dsv4_repro.repro.child import package_path

@@ -20,7 +20,7 @@ from dsv4_repro.forensics.collect.nvml import Nvml
 from dsv4_repro.forensics.corewriter import write_core
 from dsv4_repro.forensics.device_state import CtaState, DeviceState, GridState, LaneState, WarpState
 from dsv4_repro.kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE, TopKParams
-from dsv4_repro.kernels.device import counters_of
+from dsv4_repro.kernels.device_records import counters_of
 from dsv4_repro.kernels.image import KernelImage, sha256_hex
 from dsv4_repro.kernels.plan import device_named, plan_launch
 from dsv4_repro.repro.gpu_ground import GpuGround

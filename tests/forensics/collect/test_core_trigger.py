@@ -30,7 +30,7 @@ def elf(size: int = 4096, *, table: int | None = None, entry: int = 64, count: i
 class Driver(threading.Thread):
     """Waits for a byte on the pipe, then does ``answer(file)``."""
 
-    def __init__(self, settings: DumpSettings, answer: Callable[[Path], None]) -> None:
+    def __init__(self, settings: DumpSettings, answer: Callable[[Path], object]) -> None:
         super().__init__(daemon=True)
         os.mkfifo(settings.pipe_of(ME))
         self.descriptor = os.open(settings.pipe_of(ME), os.O_RDWR)
@@ -73,14 +73,14 @@ def test_a_dump_that_says_all_done(tmp_path: Path) -> None:
 
 def test_without_progress_lines_the_files_own_size_decides(tmp_path: Path) -> None:
     settings = DumpSettings.in_folder(tmp_path)
-    Driver(settings, lambda file: file.write_bytes(elf(100_000)) and None)
+    Driver(settings, lambda file: file.write_bytes(elf(100_000)))
     outcome = collect(settings, tmp_path / "evidence")
     assert (outcome.facts["told"], outcome.facts["bytes"], outcome.facts["announced"]) == (False, 100_000, 100_000)
 
 
 def test_half_a_dump_is_kept_and_called_half(tmp_path: Path) -> None:
     settings = DumpSettings.in_folder(tmp_path)
-    Driver(settings, lambda file: file.write_bytes(elf()[:1000]) and None)
+    Driver(settings, lambda file: file.write_bytes(elf()[:1000]))
     outcome = collect(settings, tmp_path / "evidence", deadline_s=0.6)
     assert [item.kind for item in outcome.files] == ["gpu-core-partial"]
     assert "1000 bytes" in outcome.unread[0].why

@@ -184,7 +184,8 @@ def test_gpm_between_two_looks() -> None:
     clock.advance(0.1)
     sample = gpm.look()
     assert sample is not None
-    assert (sample.begin, sample.end) == (0.0, pytest.approx(0.15))
+    assert sample.begin == 0.0
+    assert sample.end == pytest.approx(0.15)
     assert (sample.graphics_util, sample.sm_util, sample.sm_occupancy, sample.dram_bw_util) == (100.0, 0.758, 0.38, 0.0)
     assert sample.line(132) == "SM_UTIL 0.76 % (about 1.0 of 132 SMs), SM_OCCUPANCY 0.38 %, DRAM 0.00 %, graphics 100 %"
     clock.advance(0.2)
