@@ -126,7 +126,7 @@ def _replayed(image: KernelImage, finding: ConsumerFinding, replay: Replay) -> C
         if outcome:
             changed |= {"word": "VULNERABLE", "why": ""}
         else:
-            kept = f"{finding.condition} may still hold the length as loaded; no value of it that was run here is read"
+            kept = f"{finding.condition} may still hold the length as loaded; the lengths that were run were treated as bounded"
             changed |= {"word": "HOLDS", "why": kept}
     elif finding.question == "agreement" and outcome is False:
         changed |= {"word": "CANNOT TELL", "why": "solver and interpreter disagree: the witness did not deadlock when it was run"}
@@ -323,7 +323,7 @@ def _bounds(image: KernelImage, prologue: Prologue, solver: Solver) -> ConsumerF
         for item in path.conditions:
             whole = terms.both(whole, item)
         live = prologue.interesting(path.state, path.end)
-        verdict = ""
+        answers: list[tuple[Answer, Answer, Any]] = []
         for instead in (signed, unsigned):
             decided = solver.ask((whole, terms.negated(substitute(whole, terms, instead))))
             changed: Any = False
@@ -334,16 +334,17 @@ def _bounds(image: KernelImage, prologue: Prologue, solver: Solver) -> ConsumerF
             kept = solver.ask((whole, changed))
             if "unknown" in (decided.verdict, kept.verdict):
                 return ConsumerFinding(**common, word="CANNOT TELL", why=f"the solver gave up: {decided.reason or kept.reason}")
+            answers.append((decided, kept, changed))
             if decided.verdict == "unsat" and kept.verdict == "unsat":
-                negative = negative or instead is unsigned
-                verdict = "bounded"
                 break
-        if verdict:
+        if answers[-1][0].verdict == "unsat" and answers[-1][1].verdict == "unsat":
+            negative = negative or len(answers) == 2
             continue
-        by_decision = decided.verdict == "sat"
-        differs = terms.negated(substitute(whole, terms, signed)) if by_decision else changed
+        by_decision = all(decided.verdict == "sat" for decided, _, _ in answers)
+        plain = next((item for item in answers if item[0].verdict == "unsat"), answers[0])
+        differs = terms.negated(substitute(whole, terms, signed)) if by_decision else plain[2]
         hidden = _not_inputs(whole, differs)
-        witness = _beyond(image, prologue, path, whole, differs, decided if by_decision else kept)
+        witness = _beyond(image, prologue, path, whole, differs, answers[0][0] if by_decision else plain[1])
         names = ", ".join(name for name, _ in live)
         if by_decision and not hidden:
             found.append(ConsumerFinding(**common, word="VULNERABLE", witness=witness, condition=f"the path to +{path.end:#x}"))

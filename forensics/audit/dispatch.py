@@ -7,7 +7,6 @@ recorded with its arguments: the rows, their stride, the lengths, and the scalar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +45,7 @@ def _flat(value: Any) -> list[Any]:
     return [item for part in value for item in _flat(part)] if isinstance(value, list) else [value]
 
 
-def run_dispatch(members: Mapping[str, bytes], source: ReleaseSource, recipe: Recipe, built: BuiltMetadata, rows: int) -> TopKCall:
+def run_dispatch(source: ReleaseSource, recipe: Recipe, built: BuiltMetadata, rows: int) -> TopKCall:
     """The top-k call for the batch of ``built``. CannotDecideError where the code cannot be followed."""
     located = source.dispatch()
     if located is None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .expressions import MISSING
-from .module_source import ModuleSource
+from .module_source import ModuleSource, parse_module
 from .statements import ReturnSignal, Statements
 from .tensors import Tensor
 from .values import (
@@ -39,13 +39,19 @@ class Interpreter(Statements):
     """Evaluates functions of a release. ``members``: file name in the wheel → bytes. ``standins``: dotted module name → Namespace.
 
     ``overrides``: (module, name) → value that replaces a name of the release (kernel launches whose effect is modelled here).
+    ``trees``: parsed files, shared by the interpreters of one release.
     """
 
     def __init__(
-        self, members: Mapping[str, bytes], standins: Mapping[str, Any], overrides: Mapping[tuple[str, str], Any] | None = None
+        self,
+        members: Mapping[str, bytes],
+        standins: Mapping[str, Any],
+        overrides: Mapping[tuple[str, str], Any] | None = None,
+        trees: dict[str, ast.Module | None] | None = None,
     ) -> None:
         super().__init__(standins)
         self.members = members
+        self._trees = trees if trees is not None else {}
         self.overrides = dict(overrides or {})
         self.modules: dict[str, ModuleSource | None] = {}
         self.depth = 0
@@ -62,7 +68,10 @@ class Interpreter(Statements):
             stem = name.replace(".", "/")
             for path in (f"{stem}.py", f"{stem}/__init__.py"):
                 if path in self.members:
-                    self.modules[name] = ModuleSource(name, path, self.members[path])
+                    tree = self._trees.get(path)
+                    if tree is None:
+                        tree = self._trees[path] = parse_module(path, self.members[path])
+                    self.modules[name] = ModuleSource(name, path, tree)
                     break
             else:
                 self.modules[name] = None

@@ -8,22 +8,27 @@ from typing import Any
 
 from .values import CannotDecideError, StepBudgetError
 
-__all__ = ["ModuleSource"]
+__all__ = ["ModuleSource", "parse_module"]
+
+
+MAX_BYTES = 4 << 20
+
+
+def parse_module(path: str, text: bytes) -> ast.Module:
+    """The syntax tree of a file; CannotDecideError if it is none that can be read here, StepBudgetError if it is too large."""
+    if len(text) > MAX_BYTES:
+        raise StepBudgetError(f"{path}: {len(text)} bytes of Python")
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise CannotDecideError(f"not Python that this interpreter reads: {error}", path) from error
 
 
 class ModuleSource:
-    """A module of the release: its path, its tree, and its top-level names. Parsed once, bounded in size."""
+    """A module of the release: its path, its tree, and its top-level names with what they came to, for one interpreter."""
 
-    MAX_BYTES = 4 << 20
-
-    def __init__(self, name: str, path: str, text: bytes) -> None:
-        if len(text) > self.MAX_BYTES:
-            raise StepBudgetError(f"{path}: {len(text)} bytes of Python")
-        self.name, self.path = name, path
-        try:
-            self.tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise CannotDecideError(f"not Python that this interpreter reads: {error}", path) from error
+    def __init__(self, name: str, path: str, tree: ast.Module) -> None:
+        self.name, self.path, self.tree = name, path, tree
         self.definitions: dict[str, ast.stmt] = {}
         self.values: dict[str, Any] = {}
         self._collect(self.tree.body)

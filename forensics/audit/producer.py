@@ -11,7 +11,6 @@ it was is said.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -86,7 +85,6 @@ def _table_width(builder: Instance) -> int:
 
 
 def build_metadata(
-    members: Mapping[str, bytes],
     source: ReleaseSource,
     recipe: Recipe,
     batch: Batch,
@@ -95,7 +93,7 @@ def build_metadata(
     row_stride: int | None = None,
 ) -> BuiltMetadata:
     """``build`` on ``batch``, as the server calls it. CannotDecideError or InterpretedError where that cannot be done."""
-    runtime = release_runtime(members, recipe, sm, num_sms, row_stride)
+    runtime = release_runtime(source, recipe, sm, num_sms, row_stride)
     builder, place = _builder(runtime, source, recipe)
     interpreter = runtime.interpreter
     metadata = interpreter.call(
@@ -112,11 +110,9 @@ def build_metadata(
     return BuiltMetadata(runtime, metadata, lengths, place, metadata.attrs.get("max_seq_len"))
 
 
-def _expanded(
-    members: Mapping[str, bytes], source: ReleaseSource, recipe: Recipe, batch: Batch, sm: int, num_sms: int, native: bool
-) -> tuple[Tensor, str]:
+def _expanded(source: ReleaseSource, recipe: Recipe, batch: Batch, sm: int, num_sms: int, native: bool) -> tuple[Tensor, str]:
     """One expansion path of the builder by itself: its own method, called with the arguments that it names."""
-    runtime = release_runtime(members, recipe, sm, num_sms)
+    runtime = release_runtime(source, recipe, sm, num_sms)
     builder, place = _builder(runtime, source, recipe)
     interpreter = runtime.interpreter
     method = interpreter.attribute(builder, "_prepare_decode_tensors")
@@ -150,9 +146,7 @@ def _place_of(function: Function) -> str:
     return f"{function.scope.module.path}:{function.node.lineno}"
 
 
-def examine_producer(
-    members: Mapping[str, bytes], source: ReleaseSource, recipe: Recipe, sm: int, num_sms: int
-) -> list[ProducerFinding]:
+def examine_producer(source: ReleaseSource, recipe: Recipe, sm: int, num_sms: int) -> list[ProducerFinding]:
     """One finding for each expansion path: native, uniform, variable-length; lengths in tokens, before compression."""
     cases = (
         ("native", PADDED_BATCH, True, _with_depth(recipe, 1)), ("uniform", UNIFORM_BATCH, False, _with_depth(recipe, 2)),
@@ -161,31 +155,29 @@ def examine_producer(
     findings: list[ProducerFinding] = []
     for name, batch, native, shaped in cases:
         try:
-            lengths, place = _expanded(members, source, shaped, batch, sm, num_sms, native)
+            lengths, place = _expanded(source, shaped, batch, sm, num_sms, native)
             findings.append(_judged(name, batch, lengths, place, "interpreted"))
         except InterpretedError as error:
             findings.append(
                 ProducerFinding(path=name, word="CANNOT TELL", how="interpreted", why=f"the release's code raised {error}")
             )
         except CannotDecideError as error:
-            findings.append(_whole_path(members, source, shaped, name, batch, sm, num_sms, str(error)))
+            findings.append(_whole_path(source, shaped, name, batch, sm, num_sms, str(error)))
     return findings
 
 
-def _whole_path(
-    members: Mapping[str, bytes], source: ReleaseSource, recipe: Recipe, name: str, batch: Batch, sm: int, num_sms: int, why: str
-) -> ProducerFinding:
+def _whole_path(source: ReleaseSource, recipe: Recipe, name: str, batch: Batch, sm: int, num_sms: int, why: str) -> ProducerFinding:
     """Where the builder has no expansion of its own: the lengths that reach the top-k, through ``build`` and the dispatch."""
     from .dispatch import run_dispatch
 
     plain = replace(recipe, compress=1)
     try:
-        built = build_metadata(members, source, plain, batch, sm, num_sms)
-        call = run_dispatch(members, source, plain, built, batch.tokens)
+        built = build_metadata(source, plain, batch, sm, num_sms)
+        call = run_dispatch(source, plain, built, batch.tokens)
     except (CannotDecideError, InterpretedError):
-        return _from_syntax(members, source, recipe, name, batch, sm, num_sms, why)
+        return _from_syntax(source, recipe, name, batch, sm, num_sms, why)
     if len(call.lengths) != batch.tokens or None in call.lengths:
-        return _from_syntax(members, source, recipe, name, batch, sm, num_sms, why)
+        return _from_syntax(source, recipe, name, batch, sm, num_sms, why)
     return _judged(name, batch, from_numpy(np.array(call.lengths, np.int32)), call.place, "interpreted")
 
 
@@ -219,7 +211,7 @@ def _described(batch: Batch) -> str:
 
 
 def _from_syntax(
-    members: Mapping[str, bytes], source: ReleaseSource, recipe: Recipe, name: str, batch: Batch, sm: int, num_sms: int, why: str
+    source: ReleaseSource, recipe: Recipe, name: str, batch: Batch, sm: int, num_sms: int, why: str
 ) -> ProducerFinding:
     """The native expansion judged from its statement alone: ``L - n + 1 + offsets`` over the batch's lengths."""
     located = source.builder()
@@ -233,7 +225,7 @@ def _from_syntax(
     tree = source.tree(path)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.expr) and _is_expansion(node):
-            runtime = release_runtime(members, recipe, sm, num_sms)
+            runtime = release_runtime(source, recipe, sm, num_sms)
             try:
                 value = _evaluate_expansion(runtime.interpreter, located.module, node, batch)
             except (CannotDecideError, InterpretedError) as error:

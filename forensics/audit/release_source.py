@@ -8,8 +8,10 @@ from release to release. Syntax trees only: nothing of the release is imported.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 __all__ = ["MEMBER_PATTERNS", "Located", "ReleaseSource"]
 
@@ -26,6 +28,22 @@ _NOT_CUDA = ("rocm", "/amd/", "xpu", "/cpu/", "tpu")
 _MAX_FILE = 4 << 20
 
 
+_T = TypeVar("_T")
+
+
+def _once(method: Callable[[ReleaseSource], _T]) -> Callable[[ReleaseSource], _T]:
+    """The search runs once per release."""
+
+    @functools.wraps(method)
+    def found(self: ReleaseSource) -> _T:
+        if method.__name__ not in self._found:
+            self._found[method.__name__] = method(self)
+        value: _T = self._found[method.__name__]
+        return value
+
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Located:
     """A function or class of the release: module, name, ``file:line``."""
@@ -40,17 +58,18 @@ class ReleaseSource:
 
     def __init__(self, members: Mapping[str, bytes]) -> None:
         self.members = members
-        self._trees: dict[str, ast.Module | None] = {}
+        self.trees: dict[str, ast.Module | None] = {}
+        self._found: dict[str, Any] = {}
 
     def tree(self, path: str) -> ast.Module | None:
         """The file's syntax tree, None if it is not Python that can be read here."""
-        if path not in self._trees:
+        if path not in self.trees:
             raw = self.members[path]
             try:
-                self._trees[path] = ast.parse(raw) if len(raw) <= _MAX_FILE else None
+                self.trees[path] = ast.parse(raw) if len(raw) <= _MAX_FILE else None
             except (SyntaxError, ValueError, RecursionError, MemoryError):
-                self._trees[path] = None
-        return self._trees[path]
+                self.trees[path] = None
+        return self.trees[path]
 
     def _files(self, *words: bytes) -> Iterator[tuple[str, ast.Module]]:
         for path in sorted(self.members):
@@ -62,6 +81,7 @@ class ReleaseSource:
                 if tree is not None:
                     yield path, tree
 
+    @_once
     def builder(self) -> Located | None:
         """The metadata builder: a class with ``build`` that fills a decode-length buffer from per-token offsets."""
         found: list[tuple[int, Located]] = []
@@ -75,6 +95,7 @@ class ReleaseSource:
                         found.append((score, Located(_module(path), node.name, f"{path}:{node.lineno}")))
         return max(found, key=lambda item: item[0])[1] if found else None
 
+    @_once
     def dispatch(self) -> Located | None:
         """The decode top-k dispatch: a function over the top-k index buffer that computes paged MQA logits."""
         found: list[tuple[int, Located]] = []
@@ -88,6 +109,16 @@ class ReleaseSource:
                         found.append((-len(node.name), Located(_module(path), node.name, f"{path}:{node.lineno}")))
         return max(found, key=lambda item: item[0])[1] if found else None
 
+    def class_defaults(self, path: str) -> dict[str, Any]:
+        """Literal defaults of the fields of every class in a file (a configuration of the release), by field name."""
+        key = f"defaults:{path}"
+        if key not in self._found:
+            tree = self.tree(path) if path in self.members else None
+            self._found[key] = _defaults(tree) if tree is not None else {}
+        defaults: dict[str, Any] = self._found[key]
+        return defaults
+
+    @_once
     def compressed_width(self) -> str:
         """``file:line`` where an indexer layer divides max_model_len by its compression ratio; "" if that was not found."""
         for path, tree in self._files(b"compress_ratio", b"max_model_len"):
@@ -98,6 +129,7 @@ class ReleaseSource:
                         return f"{path}:{node.lineno}"
         return ""
 
+    @_once
     def padded_lengths(self) -> tuple[str, ...]:
         """``file:line`` where the model runners write 0 as the length of the slots that hold no request."""
         found: list[str] = []
@@ -117,3 +149,18 @@ class ReleaseSource:
 
 def _module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _defaults(tree: ast.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for cls in ast.walk(tree):
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        for item in cls.body:
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None:
+                value: ast.expr | None = item.value
+                if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("Field"):
+                    value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
+                if isinstance(value, ast.Constant):
+                    found.setdefault(item.target.id, value.value)
+    return found

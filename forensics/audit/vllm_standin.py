@@ -8,8 +8,7 @@ class, else with ``Unknown``: a branch on that ends the run with CANNOT TELL ins
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from .builtins_standin import standard_modules
 from .interpreter import Interpreter
 from .recipe import Recipe
+from .release_source import ReleaseSource
 from .tensors import DTYPES, Tensor, from_numpy, full, shape_only, unknown_like
 from .torch_standin import Recorder, torch_module
 from .triton_standin import triton_modules
@@ -59,34 +59,11 @@ class ReleaseRuntime:
     config: Namespace
 
 
-def _class_defaults(members: Mapping[str, bytes], path: str) -> dict[str, Any]:
-    """Literal defaults of the fields of every class in a configuration file of the release."""
-    found: dict[str, Any] = {}
-    raw = members.get(path)
-    if raw is None or len(raw) > 4 << 20:
-        return found
-    try:
-        tree = ast.parse(raw)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return found
-    for cls in ast.walk(tree):
-        if not isinstance(cls, ast.ClassDef):
-            continue
-        for item in cls.body:
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None:
-                value: ast.expr | None = item.value
-                if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("Field"):
-                    value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
-                if isinstance(value, ast.Constant):
-                    found.setdefault(item.target.id, value.value)
-    return found
-
-
-def vllm_config(members: Mapping[str, bytes], recipe: Recipe) -> Namespace:
+def vllm_config(source: ReleaseSource, recipe: Recipe) -> Namespace:
     """The server's configuration under ``recipe``."""
 
     def part(name: str, known: dict[str, Any]) -> Namespace:
-        defaults = _class_defaults(members, _CONFIG_FILES.get(name, ""))
+        defaults = source.class_defaults(_CONFIG_FILES.get(name, ""))
 
         def missing(field: str) -> Any:
             return defaults[field] if defaults.get(field) is not None else Unknown(f"{name}.{field}")
@@ -138,13 +115,11 @@ def _platform(sm: int) -> Namespace:
     return Namespace("current_platform", {name: Native(name, call) for name, call in table.items()})
 
 
-def release_runtime(
-    members: Mapping[str, bytes], recipe: Recipe, sm: int, num_sms: int, row_stride: int | None = None
-) -> ReleaseRuntime:
-    """An interpreter for ``members`` (file name in the wheel → bytes). ``row_stride``: of the logits, in floats; None is their
+def release_runtime(source: ReleaseSource, recipe: Recipe, sm: int, num_sms: int, row_stride: int | None = None) -> ReleaseRuntime:
+    """An interpreter for a release. ``row_stride``: of the logits, in floats; None is their
     width."""
     recorder = Recorder()
-    config = vllm_config(members, recipe)
+    config = vllm_config(source, recipe)
 
     def logits(*args: Any, **kwargs: Any) -> Any:
         """fp32 logits [B * next_n, max_model_len]; only their shape matters here."""
@@ -215,7 +190,7 @@ def release_runtime(
     for module in ("vllm.v1.attention.ops.common", "vllm.model_executor.layers.sparse_attn_indexer"):
         overrides[module, "pack_seq_triton"] = Native("pack_seq_triton", packed)
         overrides[module, "unpack_seq_triton"] = Native("unpack_seq_triton", unpacked)
-    interpreter = Interpreter(members, standins, overrides)
+    interpreter = Interpreter(source.members, standins, overrides, source.trees)
     recorder.place = lambda: interpreter.where
     return ReleaseRuntime(interpreter, recorder, config)
 
