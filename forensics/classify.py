@@ -15,7 +15,7 @@ from .rules.alive import rule_worker_dead
 from .rules.base import Finding, Rule, run_rules
 from .rules.collectives import rule_collective_stuck, rule_counts, rule_flight, rule_opposing_stacks
 from .rules.compilers import rule_build_lock, rule_compile_log, rule_compile_stacks
-from .rules.device import rule_crossrank, rule_device_barrier, rule_device_read
+from .rules.device import rule_crossrank, rule_device_barrier, rule_device_judged, rule_device_read
 from .rules.faults import rule_device_exception, rule_launch_refused, rule_lost_device, rule_wrong_result, rule_xid
 from .rules.loading import rule_weight_load
 from .rules.next_step import next_step
@@ -56,6 +56,7 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("opposing-stacks", "collective-desync", rule_opposing_stacks),
     ("flight-recorder", "collective-desync", rule_flight),
     ("collective-stuck", "collective-stuck", rule_collective_stuck),
+    ("device-judged", "gpu-spin-barrier", rule_device_judged),
     ("device-barrier", "gpu-spin-barrier", rule_device_barrier),
     ("crossrank", "gpu-crossrank-spin", rule_crossrank),
     ("device-moves", "gpu-kernel-stuck", rule_device_read),

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ...errors import EvidenceError
-from ..device_state import CtaState, DeviceState, GridState
+from ...errors import EvidenceError, ReproError
+from ..device_state import CtaState, DeviceState
+from ..identity import readable_name
 from ..records import UnreadItem
 from .archive import Leaf
 from .casefile import CaseFile, InputPart
-from .device_text import family_of
+from .device_text import family_of, read_device_text
 from .facts import DeviceFacts, DeviceKernel, ResidentBlock
-from .refs import Hints, Ref, hints_of
+from .refs import Hints, Ref, Section, hints_of
 
-__all__ = ["facts_of_state", "read_core_leaf"]
+__all__ = ["facts_of_state", "judge_transcript", "judged", "read_core_leaf", "read_device_part"]
+
+Word = Callable[[int], int | None]
 
 _MAX_CORE = 8 << 30
 
@@ -24,7 +30,7 @@ def facts_of_state(state: DeviceState, ref: Ref, hints: Hints, exception: str, s
     num_sms = next((sms for _, _, sms in state.devices.values() if sms), None)
     kernels = tuple(
         DeviceKernel(
-            _plain_name(grid.kernel), ref, grid.grid_dim, grid.block_dim, grid.device, str(grid.grid_id),
+            readable_name(grid.kernel), ref, grid.grid_dim, grid.block_dim, grid.device, str(grid.grid_id),
             None if grid.ctas is None else tuple(_block(cta) for cta in grid.ctas), (), family_of(grid.kernel),
         )
         for grid in state.grids
@@ -35,18 +41,9 @@ def facts_of_state(state: DeviceState, ref: Ref, hints: Hints, exception: str, s
     )  # fmt: skip
 
 
-def _plain_name(mangled: str) -> str:
-    return mangled
-
-
 def _block(cta: CtaState) -> ResidentBlock:
     pcs = tuple(sorted({warp.pc_offset for warp in cta.warps if warp.pc_offset is not None}))
     return ResidentBlock(cta.block_idx, "unknown", pcs[:16])
-
-
-def resident_grids(state: DeviceState) -> list[GridState]:
-    """Grids of which blocks are on the device."""
-    return [grid for grid in state.grids if grid.ctas]
 
 
 def read_core_leaf(leaf: Leaf, path: Path | None, case: CaseFile) -> None:
@@ -73,19 +70,56 @@ def read_core_leaf(leaf: Leaf, path: Path | None, case: CaseFile) -> None:
 
 
 def _read_core(leaf: Leaf, path: Path, case: CaseFile) -> None:
-    from ..corefile import open_core
+    from ..corefile import open_core  # noqa: PLC0415  (the ELF reader is only needed where a dump is given)
 
+    ref = Ref(leaf.path, 0, max((leaf.size or 1) - 1, 0), "byte", "GPU core dump")
+    hints = hints_of(leaf.path.rsplit("/", 1)[-1])
+    sample = sum(1 for facts in case.devices if facts.origin == "measured")
     try:
         with open_core(path) as dump:
-            state = dump.state
-            exception = "; ".join(str(fault) for fault in dump.faults)
+            exception = "; ".join(fault.what for fault in dump.faults)
+            facts = facts_of_state(dump.state, ref, hints, exception, sample)
+            facts = judged(facts, dump.state, case, memory=dump.word, faults=dump.faults)
     except EvidenceError as error:
         case.unread.append(UnreadItem(what=leaf.path, why=str(error), remedy=error.help_text))
         case.parts.append(InputPart(leaf.path, "", "unread", ("GPU core dump",), note=str(error)[:300]))
         return
-    ref = Ref(leaf.path, 0, max((leaf.size or 1) - 1, 0), "byte", "GPU core dump")
-    sample = sum(1 for facts in case.devices if facts.origin == "measured")
-    facts = facts_of_state(state, ref, hints_of(leaf.path.rsplit("/", 1)[-1]), exception, sample)
     case.devices.append(facts)
     case.parts.append(InputPart(leaf.path, "", "read", ("GPU core dump",)))
     case.unread.extend(UnreadItem(what=what, why=why, remedy=remedy) for what, why, remedy in facts.unread)
+
+
+def read_device_part(section: Section, case: CaseFile) -> None:
+    """The light reading of a part, and beside it the full reader's judgement where that can read it."""
+    before = len(case.devices)
+    read_device_text(section, case)
+    for index in range(before, len(case.devices)):
+        case.devices[index] = judge_transcript(section, case, case.devices[index])
+
+
+def judge_transcript(section: Section, case: CaseFile, facts: DeviceFacts) -> DeviceFacts:
+    """Let the full reader of transcripts read the same part; what it cannot read stays with the light reading."""
+    from ..cuda_gdb_text import looks_like_transcript, read_transcript  # noqa: PLC0415
+
+    if facts.kernels is None or not looks_like_transcript(section.text):
+        return facts
+    try:
+        found = read_transcript(section.text, source=section.source, origin="reported")
+    except EvidenceError:
+        return facts
+    return judged(facts, found.state, case)
+
+
+def judged(
+    facts: DeviceFacts, state: DeviceState, case: CaseFile, *, memory: Word | None = None, faults: Sequence[Any] = ()
+) -> DeviceFacts:
+    """The facts with the full judgement of the same state beside them, once as one look and once as a watched hang."""
+    from ..diagnose import diagnose_state  # noqa: PLC0415
+
+    try:
+        once = diagnose_state(state, ground="file", memory=memory, faults=faults)
+        watched = diagnose_state(state, ground="file", memory=memory, faults=faults, hung=True)
+    except ReproError as error:
+        case.unread.append(UnreadItem(what=f"judgement of {facts.ref.source}", why=str(error), remedy=error.help_text))
+        return replace(facts, state=state)
+    return replace(facts, diagnosis=once, diagnosis_hung=watched, state=state)

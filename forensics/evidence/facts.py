@@ -326,7 +326,8 @@ class DeviceFacts:
     """What one look at one process's GPU showed. The seam to the core-dump and transcript readers.
 
     ``kernels`` None: not readable; empty: read, and nothing was resident (only when the attach is known to have worked).
-    ``exception``: CUDBG word or text of a GPU exception. ``diagnosis``: a finished judgement of the same look, if there is one.
+    ``exception``: CUDBG word or text of a GPU exception. ``diagnosis``: the full reader's judgement of the same look, if it could
+    read it; ``diagnosis_hung``: the same judged knowing that nothing moves; ``state``: what it read (``DeviceState``).
     """
 
     ref: Ref
@@ -340,3 +341,5 @@ class DeviceFacts:
     repeat: Literal["same", "moved"] | None = None
     unread: tuple[tuple[str, str, str], ...] = ()
     diagnosis: Any = None
+    diagnosis_hung: Any = None
+    state: Any = None

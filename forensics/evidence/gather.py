@@ -17,8 +17,7 @@ from ...errors import EvidenceError, UsageError
 from ..records import UnreadItem
 from .archive import Budget, ExpansionStopped, Leaf, Readable, expand
 from .casefile import CaseFile, InputPart
-from .device_files import read_core_leaf
-from .device_text import read_device_text
+from .device_files import read_core_leaf, read_device_part
 from .documents import read_documents
 from .engine_log import read_engine_log
 from .flight_recorder import flight_rank, load_pickle, rank_of_name, read_flight_recorder
@@ -43,7 +42,7 @@ Reader = Callable[[Section, CaseFile], None]
 #: Name (as listed among the inputs) and reader. ``engine log`` goes last: it claims ordinary log lines.
 READERS: tuple[tuple[str, Reader], ...] = (
     ("host stacks", read_stacks),
-    ("device state", read_device_text),
+    ("device state", read_device_part),
     ("GPU readings", read_nvidia_smi),
     ("kernel log", read_kernel_log),
     ("metrics", read_metrics),

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..evidence.facts import DeviceFacts, DeviceKernel, Poll
+from ..records import Diagnosis
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
 from .view import View
 
-__all__ = ["KernelJudgement", "judge_kernel", "rule_crossrank", "rule_device_barrier", "rule_device_read", "satisfied"]
+__all__ = ["KernelJudgement", "judge_kernel", "rule_crossrank", "rule_device_barrier", "rule_device_judged", "rule_device_read", "satisfied"]
 
 _FEW = 8
 
@@ -113,7 +114,8 @@ def _spin(
     strength = FAIR
     if poll is not None and poll.value is not None and poll.target is not None:
         # Registers and code prove the wait; a printed counter beside one register leaves the pairing to the reader.
-        strength = STRONG if poll.source == "registers" and cause else FAIR
+        # A wiped arrival or a different phase is read from its traces; the code that did it was not seen.
+        strength = STRONG if poll.source == "registers" and cause in ("peer-left", "not-co-resident", "reset-race") else FAIR
     elif not certain_stuck:
         strength = WEAK
     blocks = kernel.blocks or ()
@@ -217,29 +219,47 @@ def resident_judgements(view: View) -> list[tuple[DeviceFacts, DeviceKernel, Ker
     return found
 
 
-def rule_device_barrier(view: View) -> Iterator[Finding]:
-    """Spin barriers, barriers inside a block, and resident kernels of which no more is known."""
-    rule = "device-barrier"
+def full_judgements(view: View) -> list[tuple[DeviceFacts, Diagnosis]]:
+    """What the full reader of dumps and transcripts says of each look, knowing whether anything else shows that nothing moves."""
+    found = []
     for facts in view.devices:
-        verdict = facts.diagnosis.verdict if facts.diagnosis is not None else None
-        if verdict is not None and verdict.class_.startswith("gpu-") and verdict.class_ != "gpu-kernel-stuck":
-            strength = {"high": STRONG, "medium": FAIR, "low": WEAK}[verdict.confidence]
-            yield supported(
-                rule, verdict.class_, strength, verdict.sentence or "as read from the device state", [facts.ref], verdict.cause
-            )
-    found = [item for item in resident_judgements(view) if item[2].class_ != "gpu-crossrank-spin" and item[0].diagnosis is None]
+        judged = facts.diagnosis_hung if _stuck_for_certain(view, facts) else facts.diagnosis
+        if judged is None or (facts.kernels and all(kernel.family == "nccl" for kernel in facts.kernels)):
+            continue
+        found.append((facts, judged))
+    return found
+
+
+_WORD_STRENGTH = {"high": STRONG, "medium": FAIR, "low": WEAK}
+
+
+def rule_device_judged(view: View) -> Iterator[Finding]:
+    """The full judgement: code, registers and tables of one look at one device."""
+    rule = "device-judged"
+    found = False
+    for facts, judged in full_judgements(view):
+        verdict = judged.verdict
+        if not verdict.class_.startswith("gpu-"):
+            continue
+        found = True
+        strength = _WORD_STRENGTH[verdict.confidence]
+        if verdict.class_ == "gpu-crossrank-spin":
+            strength = min(strength, FAIR)
+        yield supported(rule, verdict.class_, strength, verdict.sentence, [facts.ref], verdict.cause)
+    if not found:
+        yield unknown(rule, "gpu-spin-barrier", "no device state that the full reader could judge", "a GPU core dump or a whole cuda-gdb transcript")
+
+
+def rule_device_barrier(view: View) -> Iterator[Finding]:
+    """Spin barriers, barriers inside a block, and resident kernels of which no more is known, from whatever lines are there."""
+    rule = "device-barrier"
+    found = [item for item in resident_judgements(view) if item[2].class_ != "gpu-crossrank-spin"]
     for facts, kernel, judged in found:
         where = f"rank {facts.rank}: " if facts.rank is not None else f"pid {facts.pid}: " if facts.pid is not None else ""
         yield supported(rule, judged.class_, judged.strength, where + judged.text, [kernel.ref, facts.ref], judged.cause)
     if not found and not any(facts.kernels for facts in view.devices):
         failures = [f for f in view.case.failures if "device" in f.what]
-        yield unknown(
-            rule,
-            "gpu-spin-barrier",
-            "the device state was not read",
-            "a cuda-gdb attach, or a user-triggered GPU core dump",
-            [f.ref for f in failures],
-        )
+        yield unknown(rule, "gpu-spin-barrier", "the device state was not read", "a cuda-gdb attach, or a user-triggered GPU core dump", [f.ref for f in failures])
 
 
 def rule_crossrank(view: View) -> Iterator[Finding]:

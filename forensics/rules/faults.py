@@ -52,7 +52,7 @@ def cause_of(text: str) -> str | None:
 
 
 def _foreign(event: KernelEvent) -> bool:
-    return bool(event.name) and not _OURS.search(event.name)
+    return bool(event.name) and event.name != "<unknown>" and not _OURS.search(event.name)
 
 
 def _old(view: View, event: KernelEvent) -> bool:
@@ -137,16 +137,19 @@ def rule_device_exception(view: View) -> Iterator[Finding]:
         strength = STRONG if explicit else FAIR if any("assert" in t.lower() for t in texts) or len(texts) > 1 else WEAK
         yield supported("device-exception", "gpu-fault", strength, f"CUDA reported: {texts[0][:120]}", refs, cause)
     else:
-        yield supported("device-exception", "gpu-fault", WEAK, "a CUDA error, but only after the engine had given up: a consequence of ending it",
-                        [e.ref for e in late])  # fmt: skip
+        yield contradicted("device-exception", "gpu-fault", "the CUDA error came after the engine had given up: a consequence of ending it",
+                           [e.ref for e in late], WEAK)  # fmt: skip
 
 
 def rule_xid(view: View) -> Iterator[Finding]:
+    rule_name = "xid"
     faults = [e for e in view.case.kernel if e.kind == "xid" and e.number in XID_FAULT]
     good, other = _in_window(view, faults)
-    real = [e for e in good if e.number != 43 or len(good) > 1]
-    timeouts = view.gave_up
-    real = [e for e in real if not any(view.before(t, e) for t in timeouts)] or ([] if timeouts and real else real)
+    late = [e for e in good if any(view.before(t, e) for t in view.gave_up)]
+    real = [e for e in good if e not in late and (e.number != 43 or len(good) > 1)]
+    if late and not real:
+        yield contradicted(rule_name, "gpu-fault", "the Xid came after the engine had given up: ending a process leaves one too", [e.ref for e in late], WEAK)
+        return
     if real:
         cause = next((found for e in real for found in [cause_of(e.detail)] if found == "cluster-target"), None) or next(
             (found for e in real for found in [cause_of(e.detail)] if found), None
