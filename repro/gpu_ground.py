@@ -47,7 +47,7 @@ class GpuGround:
     For tests: ``child_command`` replaces ``python -m MODULE``; ``nvml`` makes the NVML binding; ``debugger`` finds cuda-gdb.
     """
 
-    name: Literal["gpu"] = "gpu"
+    name: Literal["server", "gpu", "cpu"] = "gpu"
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,7 @@ def pair() -> Iterator[tuple[Channel, socket.socket]]:
 
 
 def test_what_is_sent_is_received_in_order() -> None:
-    messages = [{"cmd": "step", "lengths": [-1, 0, 16384]}, {}, {"text": "ä" * 5000}]
+    messages: list[dict[str, Any]] = [{"cmd": "step", "lengths": [-1, 0, 16384]}, {}, {"text": "ä" * 5000}]
     with pair() as (one, peer):
         other = Channel(peer)
         for message in messages:
