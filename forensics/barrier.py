@@ -204,6 +204,8 @@ class _Reader:
             line = self.code.lines.get(offset)
             if line is None:
                 continue
+            if line.base == "SYNCS" and "TRYWAIT" in line.modifiers:  # suspends the warp by itself, for a while
+                return Position("phase", line.text, offset)
             if line.base == "BAR" and {"SYNC", "RED", "SYNCALL"} & set(line.modifiers):
                 number = operand(line.operands[0]) if line.operands else Immediate(0)
                 plain = number == Immediate(0) and len(line.operands) <= 1

@@ -56,6 +56,7 @@ class GroupFacts:
     never_started: tuple[int, ...]
     unknown: tuple[int, ...]
     leader_spins: bool
+    leader_restarted: bool
     firm: bool
     why: str
     settled: bool = False
@@ -77,10 +78,19 @@ def group_facts(view: GridView, model: GroupModel, ledger: Ledger, group: int, *
     return GroupFacts(
         group, model.ctas, value, min(targets) if targets else None, phases, own, rest, spinning, running, fates.get("exited", ()),
         fates.get("never_started", ()), fates.get("unknown", ()), any(model.role(block) == "leader" for block in spinning),
+        _restarted(spinning, phases, model),
         group in ledger.firm, ledger.why[group] if group < len(ledger.why) else "",
         hung or (bool(waits) and all(wait.live is not None for wait in waits)),
         bool(waits) and all(wait.live is not None or wait.seen.value_status == "measured" for wait in waits),
     )  # fmt: skip
+
+
+def _restarted(spinning: Sequence[int], phases: Sequence[int | None], model: GroupModel) -> bool:
+    """Whether the leader waits at an earlier phase than every other waiting member: it has begun anew."""
+    of = dict(zip(spinning, phases, strict=False))
+    leader = next((phase for block, phase in of.items() if model.role(block) == "leader"), None)
+    others = [phase for block, phase in of.items() if model.role(block) != "leader"]
+    return leader is not None and bool(others) and all(phase is not None and phase > leader for phase in others)
 
 
 def _phase(wait: PolledWait, ctas: int) -> int | None:
@@ -220,14 +230,15 @@ def _reset_race(facts: GroupFacts, zeroes: bool | None) -> Rule:
         reasons.append(
             "the kernel stores a zero there itself" if zeroes else "no plain store of a zero to it is in the kernel's code"
         )
-    phases = {phase for phase in facts.phases if phase is not None}
-    if facts.leader_spins and len(phases) < 2:
-        return Rule("reset-race", "contradicted", (*reasons, "the leader, which resets it, has not left its wait"))
+    if facts.leader_spins and not facts.leader_restarted:
+        return Rule(
+            "reset-race", "unknown", (*reasons, "the leader, which resets it at the end, still waits at a phase like the others")
+        )
     if facts.running or facts.unknown:
         return Rule("reset-race", "unknown", (*reasons, "a member's state is not known"))
     if not facts.settled and not facts.polled:
         return Rule("reset-race", "unknown", (*reasons, _UNSETTLED))
-    reasons.append("the leader is already at another phase" if facts.leader_spins else "the leader is gone")
+    reasons.append("the leader waits at an earlier phase again" if facts.leader_spins else "the leader is gone")
     return Rule("reset-race", "supported", tuple(reasons), facts.firm and own is not None)
 
 

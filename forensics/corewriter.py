@@ -110,7 +110,7 @@ class _Writer:
         self.at = -(-self.at // align) * align
         size = content if isinstance(content, int) else len(content)
         self.stream.seek(self.at)
-        if isinstance(content, bytes):
+        if not isinstance(content, int):
             self.stream.write(content)
         self.headers.append(_SHDR.pack(self.name_at[name], kind, 0, address, self.at, size, link, info, align, entsize))
         self.at += size

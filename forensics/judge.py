@@ -303,9 +303,7 @@ def _who(grid: _Grid, wait: PolledWait) -> str:
 
 def _equation(grid: _Grid, wait: PolledWait) -> str:
     place = place_of(wait, grid.model, grid.view)
-    name = (
-        place.field.name if place.field is not None else "the word at " + hex(wait.seen.address) if wait.seen.address else "a word"
-    )
+    name = place.name or (f"the word at {wait.seen.address:#x}" if wait.seen.address else "a word")
     value = "?" if wait.current is None else str(wait.current)
     target = "a target that was not read" if wait.seen.target is None else str(wait.seen.target)
     return f"{name} = {value} to become {_comparison(wait)} {target}"

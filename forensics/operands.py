@@ -130,7 +130,7 @@ def destinations(line: SassLine) -> tuple[str, ...]:
     if line.base == "R2P":
         return tuple(f"P{bit}" for bit in range(7))
     written: list[str] = []
-    seen = False
+    seen = "SETP" in line.base or line.base.endswith("PLOP3")  # these write predicates only
     for text in line.operands:
         item = operand(text)
         if not isinstance(item, Register):
