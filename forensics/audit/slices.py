@@ -57,7 +57,7 @@ def facts_to_json(facts: SliceFacts) -> bytes:
         "name": facts.name, "sm": facts.sm, "rows": [[offset, *row] for offset, row in facts.rows.items()],
         "symbols": dict(facts.symbols),
         "heads": sorted(facts.heads), "barrier": sorted(facts.barrier), "alone": sorted(facts.alone), "polls": facts.polls,
-        "arrivals": facts.arrivals,
+        "arrivals": facts.arrivals, "counter_stores": facts.counter_stores,
         "live": [[block, hex(mask)] for block, mask in facts.live.items()],
         "loops": [[head, [list(item) for item in written], local] for head, (written, local) in facts.loop_writes.items()],
         "loop_blocks": sorted(facts.loop_blocks), "instructions": facts.instructions, "unfollowed": facts.unfollowed,
@@ -75,7 +75,8 @@ def facts_from_json(raw: bytes) -> SliceFacts:
     return SliceFacts(
         document["name"], document["sm"], {offset: (a, b, c) for offset, a, b, c in document["rows"]}, document["symbols"],
         frozenset(document["heads"]), frozenset(document["barrier"]), frozenset(document["alone"]), tuple(document["polls"]),
-        tuple(document["arrivals"]), {block: int(mask, 16) for block, mask in document["live"]}, loops,
+        tuple(document["arrivals"]), tuple(document["counter_stores"]), {block: int(mask, 16) for block,
+        mask in document["live"]}, loops,
         frozenset(document["loop_blocks"]), document["instructions"],
         tuple(document["unfollowed"]),
     )  # fmt: skip

@@ -56,6 +56,7 @@ class SliceFacts:
     alone: frozenset[int]
     polls: tuple[int, ...]
     arrivals: tuple[int, ...]
+    counter_stores: tuple[int, ...]
     live: Mapping[int, int]
     loop_writes: Mapping[int, tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]]
     loop_blocks: frozenset[int]
@@ -64,12 +65,13 @@ class SliceFacts:
 
     def trimmed(self, touched: frozenset[int]) -> SliceFacts:
         """Only what an exploration that executed ``touched`` used, for the cache."""
-        keep = touched | self.heads | set(self.polls) | set(self.arrivals)
+        keep = touched | self.heads | set(self.polls) | set(self.arrivals) | set(self.counter_stores)
         rows = {offset: row for offset, row in self.rows.items() if offset in keep}
         live = {block: mask for block, mask in self.live.items() if block in touched}
         return SliceFacts(
             self.name, self.sm, rows, self.symbols, self.heads, self.barrier & touched, self.alone & touched, self.polls,
-            self.arrivals, live,
+            self.arrivals,
+            self.counter_stores, live,
             self.loop_writes, self.loop_blocks & touched, self.instructions, self.unfollowed,
         )  # fmt: skip
 
@@ -91,7 +93,8 @@ def slice_facts(function: SassFunction, flow: Flow) -> SliceFacts:
     rows = {position * INSTRUCTION_BYTES: row for position, row in enumerate(function.rows)}
     return SliceFacts(
         function.name, function.sm, rows, function.symbols, frozenset(flow.lengths), flow.barrier, flow.alone, flow.polls,
-        flow.arrivals, flow.live,
+        flow.arrivals,
+        flow.counter_stores, flow.live,
         loops, frozenset().union(*(flow.loop_of(head) for head in flow.lengths)), len(function.instructions), flow.unfollowed,
     )  # fmt: skip
 

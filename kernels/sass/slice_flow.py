@@ -67,7 +67,8 @@ class Flow:
     """Offsets are bytes from the function's start.
 
     ``next``: block start to the starts of the blocks that may follow. ``polls``: loads of the arrival counter inside a cycle.
-    ``arrivals``: atomic adds to it. ``lengths``: loads of a row length. ``exits``: blocks in which the thread may leave.
+    ``arrivals``: atomic adds to it; ``counter_stores``: plain stores. ``lengths``: loads of a row length. ``exits``: blocks in
+    which the thread may leave.
     ``live``: block start to the registers read later (bit mask; see ``live_registers``). ``unfollowed``: what was not followed.
     """
 
@@ -76,6 +77,7 @@ class Flow:
     ends: dict[int, int] = field(default_factory=dict)
     polls: tuple[int, ...] = ()
     arrivals: tuple[int, ...] = ()
+    counter_stores: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     exits: frozenset[int] = frozenset()
     live: dict[int, int] = field(default_factory=dict)
@@ -156,6 +158,11 @@ def _is_counter_load(instruction: Instruction) -> bool:
 def _is_arrival(instruction: Instruction) -> bool:
     memory = _global_word(instruction)
     return instruction.opcode in ("RED", "REDG", "ATOM", "ATOMG") and memory is not None and memory.value == ARRIVAL_COUNTER_OFFSET
+
+
+def _stores_counter(instruction: Instruction) -> bool:
+    memory = _global_word(instruction)
+    return instruction.opcode in ("ST", "STG") and memory is not None and memory.value == ARRIVAL_COUNTER_OFFSET
 
 
 def analyse_flow(function: SassFunction, param_base: int) -> Flow:
@@ -254,6 +261,7 @@ def analyse_flow(function: SassFunction, param_base: int) -> Flow:
         for offset in range(start, following[start], INSTRUCTION_BYTES)
     ]
     flow.arrivals = tuple(i.offset for i in reached if _is_arrival(i))
+    flow.counter_stores = tuple(i.offset for i in reached if _stores_counter(i))
     flow.polls = tuple(i.offset for i in reached if _is_counter_load(i) and _on_cycle(flow, i.offset))
     flow.lengths = tuple(sorted(lengths))
     _classify(flow)
