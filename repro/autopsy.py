@@ -19,7 +19,8 @@ from ..forensics.records import ChainLink, Diagnosis
 from ..reports.document import ReportSource, markdown_report
 from ..scenarios.registry import scenario_for_signature
 from .console import Screen
-from .drain_run import fixes_of, parse_expectation
+from .drain_flags import parse_expectation
+from .drain_run import fixes_of
 from .exits import exit_status
 from .narrate import autopsy_lines
 from .runread import RunView, is_run_directory, open_run

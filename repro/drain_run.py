@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,10 +14,11 @@ from ..clock import SYSTEM, Clock, utc_stamp
 from ..errors import ReproError, UsageError
 from ..kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
 from ..reports.document import FixText, ReportSource, markdown_report
-from ..scenarios.drain import DecodeStep, DrainPlan, Producer, load_plan
+from ..scenarios.drain import DecodeStep, DrainPlan, Producer
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
 from .device_probe import describe_gpu
+from .drain_flags import build_plan, command_of, kernel_spec, parse_arch, parse_expectation
 from .exits import Expectation, exit_status
 from .grounds import choose_ground, grounds_here, make_ground, require_ground
 from .kernel_choice import choose_kernel
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .ground import Ground
     from .options import Common, PlanFlags, RunFlags
 
-__all__ = ["DrainJob", "Executed", "build_plan", "execute", "fixes_of", "job_of", "parse_arch", "parse_expectation", "run_drain"]
+__all__ = ["DrainJob", "Executed", "execute", "fixes_of", "job_of", "run_drain"]
 
 #: The architecture that the CPU ground interprets where none is named: that of the published case.
 DEFAULT_ARCH = 120
@@ -66,55 +67,6 @@ class Executed:
     status: int
 
 
-def parse_arch(text: str) -> int:
-    """``sm_120``, ``sm120`` or ``120`` as 120. UsageError otherwise."""
-    digits = text.strip().lower().removeprefix("sm").removeprefix("_")
-    if not digits.isdecimal() or not 2 <= len(digits) <= 3:
-        raise UsageError(f"--arch {text[:40]}: not an architecture", help_text="For example --arch sm_120")
-    return int(digits)
-
-
-def build_plan(flags: PlanFlags, seed: int | None) -> DrainPlan:
-    """The plan of ``--plan`` with the flags over it. PlanError names the field."""
-    changes = {entry.name: getattr(flags, entry.name) for entry in fields(flags) if entry.name != "plan"}
-    changes["seed"] = seed
-    given = {name: value for name, value in changes.items() if value is not None}
-    base = load_plan(flags.plan) if flags.plan is not None else DrainPlan()
-    return base.replace(**given) if given else base
-
-
-def _plan_words(plan: DrainPlan) -> list[str]:
-    """The flags that make this plan, without those that say what is so anyway; the seed always."""
-    default, words = DrainPlan(), ["--seed", str(plan.seed)]
-    for name, value in plan.model_dump().items():
-        if name in ("seed", "top_k") or value == getattr(default, name):
-            continue
-        text = (
-            ",".join(map(str, value))
-            if name == "capture_sizes"
-            else ":".join(map(str, value))
-            if isinstance(value, tuple)
-            else str(value)
-        )
-        words += [f"--{name.replace('_', '-')}", text]
-    return words
-
-
-def _command(plan: DrainPlan, flags: RunFlags, ground: str, kernel: str) -> tuple[str, ...]:
-    """The command that makes this run again: the flags that differ from their defaults, ground and kernel always."""
-    words = ["dsv4-repro", "run", "drain", "--on", ground, "--kernel", kernel]
-    for entry in fields(flags):
-        value = getattr(flags, entry.name)
-        if value == entry.default or entry.name in ("on", "kernel", "expect"):
-            continue
-        flag = entry.name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
-    return tuple(words + _plan_words(plan))
-
-
 def _device(ground: str, flags: RunFlags) -> tuple[DeviceDescription, int]:
     """(description, CUDA ordinal). On the CPU a GPU of the table stands for the architecture."""
     if ground == "cpu":
@@ -134,29 +86,6 @@ def _device(ground: str, flags: RunFlags) -> tuple[DeviceDescription, int]:
             help_text=f"Interpret it instead: dsv4-repro run drain --on cpu --arch sm_{parse_arch(flags.arch)}",
         )
     return device, int(number)
-
-
-def _kernel_spec(flags: RunFlags) -> tuple[str, str]:
-    """(what to take after --kernel, the library that torch's op is loaded from)."""
-    if flags.via not in ("driver", "op"):
-        raise UsageError(f"--via {flags.via[:40]}: it is driver or op")
-    if flags.via == "driver":
-        return flags.kernel or "builtin", ""
-    spec = flags.kernel or "installed"
-    if spec == "installed":
-        return spec, ""
-    if spec.endswith(".so"):
-        return spec, str(Path(spec).expanduser().absolute())
-    raise UsageError(
-        f"--via op launches through vLLM's own op; --kernel {spec[:80]} has none", help_text="--kernel installed, or FILE.so"
-    )
-
-
-def parse_expectation(text: str | None) -> Expectation | None:
-    """The value of ``--expect``; UsageError for anything but hang and clean."""
-    if text is not None and text not in ("hang", "clean"):
-        raise UsageError(f"--expect {text[:40]}: it is hang or clean")
-    return cast("Expectation | None", text)
 
 
 def bound_diagnose(ground: str, plan: DrainPlan, prepared: PreparedRun) -> Diagnose:
@@ -182,7 +111,7 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
         raise UsageError(f"--schedule {flags.schedule[:40]}: it is smallest-pc or random")
     if flags.producer not in ("raw", "clamped"):
         raise UsageError(f"--producer {flags.producer[:40]}: it is raw or clamped")
-    spec, library = _kernel_spec(flags)
+    spec, library = kernel_spec(flags)
     plan = build_plan(plan_flags, common.seed)
     screen.progress("looking for a place to run")
     ground, why = choose_ground(flags.on, grounds_here(probe_machine(version=lambda _argv: None)))
@@ -217,7 +146,7 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
         producer=flags.producer,
         trials=flags.trials,
         settings=settings,
-        command=_command(plan, flags, ground, spec),
+        command=command_of(plan, flags, ground, spec),
         make=lambda: make_ground(ground),
         diagnose=bound_diagnose(ground, plan, prepared),
         expect=expect,

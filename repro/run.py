@@ -23,7 +23,17 @@ from .captured import all_unread, merge_states
 from .ground import CaptureOutcome, CloseOutcome, Ground, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .run_records import TrialCounts
 from .runstore import RunStore
-from .verdicts import clean_diagnosis, completed, failed_diagnosis, unfinished_diagnosis, unreadable_hang, window_of
+from .verdicts import (
+    clean_diagnosis,
+    completed,
+    failed_diagnosis,
+    stuck_counter,
+    unfinished_diagnosis,
+    unread_at_start,
+    unreadable_hang,
+    unwedge_document,
+    window_of,
+)
 
 __all__ = ["Diagnose", "RunResult", "RunSettings", "Watcher", "run_workload"]
 
@@ -204,7 +214,7 @@ class _Run:
         dump_now = self.settings.allow_dump and (not self.settings.dump_ends_context or not self.settings.unwedge)
         captures = self._capture(ground, f"hang-{len(self.captured_steps)}", allow_dump=dump_now)
         diagnosis = self._judge(ground, step, outcome, captures, None)
-        address = _stuck_counter(diagnosis)
+        address = stuck_counter(diagnosis)
         if first:
             self.timing = {
                 "launch_to_hung_s": round(outcome.milliseconds / 1e3, 4),
@@ -327,14 +337,14 @@ class _Run:
             diagnosis = unfinished_diagnosis(name, why_unfinished or "the run's own deadline came before an answer: --timeout")
         extra: dict[str, Any] = {"trials": counts.model_dump(mode="json")}
         if self.unwedge is not None:
-            extra["unwedge"] = _unwedge_document(self.unwedge)
+            extra["unwedge"] = unwedge_document(self.unwedge)
         if self.timing:
             extra["timing"] = self.timing
         evidence = self.evidence()
         extra["evidence"] = [item.model_dump(mode="json") for item in evidence] if evidence else diagnosis.document()["evidence"]
         return RunResult(
             outcome=diagnosis.outcome,
-            diagnosis=completed(diagnosis, **extra),
+            diagnosis=completed(diagnosis, unread=unread_at_start(self.ready), **extra),
             counts=counts,
             ready=self.ready,
             unwedge=self.unwedge,
@@ -345,29 +355,6 @@ class _Run:
 
     def request_ground(self) -> Any:
         return self.request.options.get("ground", "gpu")
-
-
-def _unwedge_document(outcome: UnwedgeOutcome) -> dict[str, Any]:
-    return {
-        "attempted": outcome.attempted,
-        "retired": outcome.retired,
-        "milliseconds": outcome.milliseconds,
-        "address": f"{outcome.address:#x}" if outcome.address is not None else None,
-        "value": outcome.value,
-        "why_not": outcome.why_not,
-        "detail": dict(outcome.detail),
-    }
-
-
-def _stuck_counter(diagnosis: Diagnosis) -> int | None:
-    """The address of the counter that the first waiting CTA polls, if it is a counter a write can release."""
-    for wait in diagnosis.waits:
-        if wait.address is not None and wait.state_field in (None, "arrival_counter"):
-            try:
-                return int(wait.address, 16)
-            except ValueError:
-                continue
-    return None
 
 
 def run_workload(

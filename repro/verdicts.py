@@ -11,9 +11,19 @@ from typing import Any, Literal
 from ..forensics.device_state import Unread
 from ..forensics.records import CLASSES, Diagnosis, UnreadItem, Verdict, Window
 from ..scenarios.drain import DecodeStep
-from .ground import StepOutcome
+from .ground import Ready, StepOutcome, UnwedgeOutcome
 
-__all__ = ["clean_diagnosis", "completed", "failed_diagnosis", "unfinished_diagnosis", "unreadable_hang", "window_of"]
+__all__ = [
+    "clean_diagnosis",
+    "completed",
+    "failed_diagnosis",
+    "stuck_counter",
+    "unfinished_diagnosis",
+    "unread_at_start",
+    "unreadable_hang",
+    "unwedge_document",
+    "window_of",
+]
 
 GroundName = Literal["server", "gpu", "cpu"]
 
@@ -113,3 +123,37 @@ def completed(diagnosis: Diagnosis, *, window: Window | None = None, unread: Seq
     ]
     document.update(more)
     return Diagnosis.model_validate(document)
+
+
+def unread_at_start(ready: Ready | None) -> tuple[Unread, ...]:
+    """What the ground could not read when it was set up (NVML, GPM …), as it says in its environment."""
+    listed = ready.environment.get("unread", ()) if ready is not None else ()
+    return tuple(
+        Unread(str(item.get("what", "")), str(item.get("why", "")), str(item.get("remedy", "")))
+        for item in listed
+        if isinstance(item, Mapping)
+    )
+
+
+def unwedge_document(outcome: UnwedgeOutcome) -> dict[str, Any]:
+    """The experiment as the diagnosis carries it; the address as a hex string."""
+    return {
+        "attempted": outcome.attempted,
+        "retired": outcome.retired,
+        "milliseconds": outcome.milliseconds,
+        "address": f"{outcome.address:#x}" if outcome.address is not None else None,
+        "value": outcome.value,
+        "why_not": outcome.why_not,
+        "detail": dict(outcome.detail),
+    }
+
+
+def stuck_counter(diagnosis: Diagnosis) -> int | None:
+    """The address of the counter that the first waiting CTA polls, if it is a counter a write can release."""
+    for wait in diagnosis.waits:
+        if wait.address is not None and wait.state_field in (None, "arrival_counter"):
+            try:
+                return int(wait.address, 16)
+            except ValueError:
+                continue
+    return None

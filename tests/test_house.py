@@ -289,6 +289,14 @@ def test_the_documented_exit_statuses_are_those_of_the_program() -> None:
     assert table == {*exits.STATUS.values(), exits.NOT_AS_EXPECTED, exits.USAGE, exits.OUR_FAULT, exits.INTERRUPTED}
 
 
+def test_the_readme_names_every_verb() -> None:
+    from dsv4_repro.repro.cli import build
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z]+)(?: [^`]*)?`", text))
+    assert set(build().commands) - named == set()
+
+
 def test_a_normal_install_is_what_is_tested_or_the_clone_itself() -> None:
     """The package under test is either installed or this clone by a link; never some third copy."""
     package = importlib.import_module("dsv4_repro")

@@ -14,7 +14,7 @@ import pytest
 from dsv4_repro.errors import NoDeviceError
 from dsv4_repro.forensics.records import Diagnosis
 from dsv4_repro.kernels.devices import device_for_sm
-from dsv4_repro.repro import drain_run
+from dsv4_repro.repro import drain_flags, drain_run
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.leftovers import PARENT_VARIABLE, RUN_VARIABLE
 from dsv4_repro.repro.runread import open_run, read_timeline
@@ -247,4 +247,4 @@ def test_gpu_numbers_and_architectures_are_checked(play: Any, fakes: Any, capsys
 
 @pytest.mark.parametrize(("text", "sm"), [("sm_120", 120), ("SM90", 90), ("100", 100), (" sm_75 ", 75)])
 def test_architectures(text: str, sm: int) -> None:
-    assert drain_run.parse_arch(text) == sm
+    assert drain_flags.parse_arch(text) == sm

@@ -273,6 +273,21 @@ def test_evidence_of_a_hang_is_indexed_with_its_hash(fakes: Any, request_for: Bu
     assert result.diagnosis.evidence[0].path == "evidence/hang-1/row-states.bin"
 
 
+def test_what_could_not_be_read_at_the_start_is_in_the_diagnosis(fakes: Any, request_for: Build, store: RunStore) -> None:
+    request = request_for()
+    ground = fakes.ground(script={_danger(request): "hung"})
+    opened = ground.open
+    gap = {"what": "GPM", "why": "not supported", "remedy": "a Hopper card"}
+
+    def open_with_a_gap(*arguments: Any) -> Any:
+        ready = opened(*arguments)
+        return type(ready)(ready.description, {**ready.environment, "unread": [gap]})
+
+    ground.open = open_with_a_gap
+    result = _play(fakes, request, store, ground)
+    assert [(item.what, item.remedy) for item in result.diagnosis.unread] == [("GPM", "a Hopper card")]
+
+
 def test_the_watcher_sees_every_step(fakes: Any, request_for: Build, store: RunStore) -> None:
     request = request_for()
     watch = fakes.watched()
