@@ -84,8 +84,7 @@ struct Scratch {
     u32 bin;               // the bin in which the last wanted element falls
     u32 left;              // how many of that bin are wanted
     u32 bin_count;         // how many it holds
-    u32 taken;             // output slots given to elements above the pivot (single-CTA paths)
-    u32 tied;              // next output slot for an element equal to the pivot (single-CTA paths)
+    u32 next_slot[2];      // of the output: [0] for elements equal to the pivot, [1] for those above it (single-CTA paths)
     u32 gave_up;
     u32 phase;             // barriers passed and rounds done (DSV4_EARLY_EXIT)
     u32 ring;
@@ -295,13 +294,13 @@ __device__ __forceinline__ void select_alone(Row row, i32* output, Scratch& scra
         wanted = scratch.left;
     }
     if (threadIdx.x == 0) {
-        scratch.taken = 0;
-        scratch.tied = TopK - wanted;
+        scratch.next_slot[0] = TopK - wanted;
+        scratch.next_slot[1] = 0;
     }
     __syncthreads();
     row([&](u32 position, u32 key) {
         if (key < pattern) return;
-        const u32 slot = atomicAdd(key > pattern ? &scratch.taken : &scratch.tied, 1u);
+        const u32 slot = atomicAdd(&scratch.next_slot[key > pattern], 1u);
         if (slot < TopK) output[slot] = static_cast<i32>(position);
     });
 }
