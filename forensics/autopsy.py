@@ -103,7 +103,8 @@ class _EvidenceIds:
             origin = "interpreted" if interpreted else "measured" if measured else "reported"
             self.records.append(
                 Evidence.model_validate(
-                    {"id": name, "kind": part.kinds[0], "path": part.path, "sha256": part.sha256, "origin": origin, "heading": part.heading,
+                    {"id": name, "kind": part.kinds[0], "path": part.path, "sha256": part.sha256, "origin": origin,
+                        "heading": part.heading,
                      "kinds": list(part.kinds)}
                 )
             )  # fmt: skip
@@ -137,13 +138,23 @@ def _spans(case: CaseFile) -> dict[int, tuple[int, int]]:
 
 
 def _cite(ref: Ref, ids: _EvidenceIds) -> dict[str, Any]:
-    return {"evidence": ids.of(ref), "source": ref.source, "first": ref.first, "last": ref.last, "unit": ref.unit, "text": ref.text, "place": ref.place()}
+    return {
+        "evidence": ids.of(ref),
+        "source": ref.source,
+        "first": ref.first,
+        "last": ref.last,
+        "unit": ref.unit,
+        "text": ref.text,
+        "place": ref.place(),
+    }
 
 
 def _finding(finding: Finding, ids: _EvidenceIds) -> dict[str, Any]:
     return {
-        "rule": finding.rule, "class": finding.class_, "cause": finding.cause, "answer": finding.answer, "strength": finding.strength,
-        "text": finding.text, "missing": finding.missing, "error": finding.error, "lines": [_cite(ref, ids) for ref in finding.refs],
+        "rule": finding.rule, "class": finding.class_, "cause": finding.cause, "answer": finding.answer,
+        "strength": finding.strength,
+        "text": finding.text, "missing": finding.missing, "error": finding.error, "lines": [_cite(ref,
+        ids) for ref in finding.refs],
     }  # fmt: skip
 
 
@@ -165,7 +176,11 @@ class _Document:
         waits = self._waits(facts, judged) if result.class_ != "not-hung" else ()
         if result.class_ == "gpu-spin-barrier" and not waits and not unread:
             unread.append(UnreadItem(what="the wait", why="no line shows the polled value and its target", remedy=result.next))
-        identity = judged.verdict.identity if judged is not None and judged.verdict.class_ == result.class_ else _identity(self.view, result)
+        identity = (
+            judged.verdict.identity
+            if judged is not None and judged.verdict.class_ == result.class_
+            else _identity(self.view, result)
+        )
         verdict: dict[str, Any] = {
             "class": result.class_, "cause": result.cause, "confidence": result.confidence, "signature": self._signature(),
             "identity": identity, "sentence": self._sentence(),
@@ -173,7 +188,8 @@ class _Document:
         document: dict[str, Any] = {
             "outcome": outcome_of(result.class_), "ground": self.ground, "verdict": Verdict.model_validate(verdict), "waits": waits,
             "ledger": judged.ledger if judged is not None and result.class_ == "gpu-spin-barrier" else (),
-            "chain": self._chain(facts, judged), "window": self._window(), "unread": tuple(unread), "evidence": tuple(self.ids.records),
+            "chain": self._chain(facts, judged), "window": self._window(), "unread": tuple(unread),
+            "evidence": tuple(self.ids.records),
             "next": result.next,
             "decisive": [_finding(f, self.ids) for f in result.merged.decisive],
             "contradicting": [_finding(f, self.ids) for f in result.merged.against],
@@ -191,7 +207,9 @@ class _Document:
     def _deciding_device(self) -> tuple[DeviceFacts | None, Any]:
         """The look at a device that the verdict rests on, and its full judgement."""
         for facts, judged in full_judgements(self.view):
-            if judged.verdict.class_ == self.result.class_ and (self.result.cause is None or judged.verdict.cause in (self.result.cause, None)):
+            if judged.verdict.class_ == self.result.class_ and (
+                self.result.cause is None or judged.verdict.cause in (self.result.cause, None)
+            ):
                 return facts, judged
         for facts, _, own in resident_judgements(self.view):
             if own.class_ == self.result.class_:
@@ -223,7 +241,9 @@ class _Document:
         items = {(item.what, item.why): item for item in self.case.unread}
         for failure in self.case.failures:
             where = failure.ref.place()
-            items.setdefault((failure.what, failure.why), UnreadItem(what=failure.what, why=f"{failure.why} ({where})", remedy=failure.remedy))
+            items.setdefault(
+                (failure.what, failure.why), UnreadItem(what=failure.what, why=f"{failure.why} ({where})", remedy=failure.remedy)
+            )
         return list(items.values())
 
     def _signature(self) -> str | None:
@@ -238,8 +258,10 @@ class _Document:
     def _match(self, match: Match) -> dict[str, Any]:
         signature = match.signature
         return {
-            "name": signature.name, "title": signature.title, "standing": match.standing, "seen": list(match.seen), "not_read": list(match.not_read),
-            "against": list(match.against), "upstream": list(signature.upstream), "affected": signature.affected, "fixed": signature.fixed,
+            "name": signature.name, "title": signature.title, "standing": match.standing, "seen": list(match.seen),
+            "not_read": list(match.not_read),
+            "against": list(match.against), "upstream": list(signature.upstream), "affected": signature.affected,
+            "fixed": signature.fixed,
             "workaround": signature.workaround, "fix": signature.fix, "note": signature.note, "sentence": match.sentence(),
         }  # fmt: skip
 
@@ -254,11 +276,20 @@ class _Document:
             return Window()
         f = self.forecast[1]
         return Window(
-            live_requests=f.live_requests, rows=f.rows, graph_rows=f.graph_rows, padded_requests=f.padded_requests, reached=f.padded_requests > 0
+            live_requests=f.live_requests,
+            rows=f.rows,
+            graph_rows=f.graph_rows,
+            padded_requests=f.padded_requests,
+            reached=f.padded_requests > 0,
         )
 
     def _host_sentence(self) -> tuple[str, tuple[str, ...]]:
-        threads = [t for p in self.view.processes for t in p.threads if t.waits in ("cuda-event", "cuda-launch", "engine-wait-reply", "queue-get")]
+        threads = [
+            t
+            for p in self.view.processes
+            for t in p.threads
+            if t.waits in ("cuda-event", "cuda-launch", "engine-wait-reply", "queue-get")
+        ]
         waits = [e for e in self.view.symptoms if e.kind in ("shm-wait", "rpc-timeout")]
         parts = []
         held = [t for t in threads if t.waits == "cuda-event"]
@@ -270,7 +301,9 @@ class _Document:
 
     def _chain(self, facts: DeviceFacts | None, judged: Any) -> tuple[ChainLink, ...]:
         """The full judgement's links, with what the log adds to the upper ones. Only for barriers, and for a predicted trigger."""
-        if self.result.class_ not in ("gpu-spin-barrier", "gpu-kernel-stuck", "unknown") or (judged is None and self.forecast is None):
+        if self.result.class_ not in ("gpu-spin-barrier", "gpu-kernel-stuck", "unknown") or (
+            judged is None and self.forecast is None
+        ):
             return ()
         host, host_ids = self._host_sentence()
         links: dict[str, ChainLink] = {}
@@ -283,9 +316,17 @@ class _Document:
             dump, f = self.forecast
             ids = self.ids.of_all([dump.ref])
             finished = f"; {dump.finished} finished in the step before" if dump.finished else ""
-            links["drain"] = ChainLink(link="drain", status="measured", text=f"{f.live_requests} requests were left in the decode batch{finished}", evidence=ids)
+            links["drain"] = ChainLink(
+                link="drain",
+                status="measured",
+                text=f"{f.live_requests} requests were left in the decode batch{finished}",
+                evidence=ids,
+            )
             links["mtp"] = ChainLink(
-                link="mtp", status="measured", text=f"each carries {f.tokens_each} query positions: {f.live_requests} x {f.tokens_each} = {f.rows} rows", evidence=ids
+                link="mtp",
+                status="measured",
+                text=f"each carries {f.tokens_each} query positions: {f.live_requests} x {f.tokens_each} = {f.rows} rows",
+                evidence=ids,
             )
             sizes = "vLLM's default capture sizes" if f.assumed else "the capture sizes in the log"
             text = f"{f.rows} rows in a graph of {f.graph_rows} ({sizes}): {f.padded_requests} padded request(s)"
@@ -314,7 +355,9 @@ def _identity(view: View, result: Classification) -> str | None:
     if result.class_ == "host-cpu-livelock":
         key = next((f"{p.main.frames[0].function} {p.main.frames[0].file.rsplit('/', 1)[-1]}" for p in view.engines if p.main), "")
     elif result.class_.startswith("host-jit"):
-        key = next((t.inside.split(":")[0] for p in view.processes for t in p.threads if t.waits in ("jit-compile", "jit-lock")), "")
+        key = next(
+            (t.inside.split(":")[0] for p in view.processes for t in p.threads if t.waits in ("jit-compile", "jit-lock")), ""
+        )
     elif result.class_.startswith("collective"):
         key = next((op for q in view.case.ras for c in q.comms for op, g in c.groups.items() if len({n for _, n in g}) > 1), "")
     elif result.class_ in ("gpu-kernel-stuck", "gpu-crossrank-spin", "gpu-barrier-intra-block", "gpu-spin-barrier"):
@@ -336,12 +379,13 @@ def _descends(child: str, parent: str) -> bool:
 
 
 def _with_prior(document: dict[str, Any], earlier: Diagnosis, ref: Ref, ids: _EvidenceIds) -> dict[str, Any]:
-    """A run's own diagnosis knew what the artefacts no longer hold. It is taken over where ours is a weaker form of it; where the two
-    contradict each other, ours stands and the other is named."""
+    """A run's own diagnosis knew what the artefacts no longer hold. It is taken over where ours is a weaker form of it; where the
+    two contradict each other, ours stands and the other is named."""
     ours: Verdict = document["verdict"]
     theirs = earlier.verdict
     note = {"rule": "earlier-diagnosis", "class": theirs.class_, "cause": theirs.cause, "answer": "supported", "strength": 0,
-            "text": f"an earlier diagnosis of this run: {theirs.sentence}", "missing": "", "error": "", "lines": [_cite(ref, ids)]}  # fmt: skip
+            "text": f"an earlier diagnosis of this run: {theirs.sentence}", "missing": "", "error": "", "lines": [_cite(ref,
+            ids)]}  # fmt: skip
     same = theirs.class_ == ours.class_ and (ours.cause in (None, theirs.cause))
     if not (same or (theirs.class_ != "unknown" and _descends(theirs.class_, ours.class_))):
         if theirs.class_ != ours.class_ and theirs.class_ != "unknown" and not _descends(ours.class_, theirs.class_):
@@ -349,9 +393,12 @@ def _with_prior(document: dict[str, Any], earlier: Diagnosis, ref: Ref, ids: _Ev
         return document
     known = {record.id for record in ids.records}
     order: dict[str, int] = {"low": 0, "medium": 1, "high": 2}
-    confidence: Confidence = theirs.confidence if order[theirs.confidence] >= order[ours.confidence] or not same else ours.confidence
+    confidence: Confidence = (
+        theirs.confidence if order[theirs.confidence] >= order[ours.confidence] or not same else ours.confidence
+    )
     document["verdict"] = Verdict.model_validate({
-        "class": theirs.class_, "cause": theirs.cause or ours.cause, "confidence": confidence, "signature": ours.signature or theirs.signature,
+        "class": theirs.class_, "cause": theirs.cause or ours.cause, "confidence": confidence, "signature": ours.signature
+        or theirs.signature,
         "identity": theirs.identity or ours.identity, "sentence": theirs.sentence or ours.sentence,
     })  # fmt: skip
     document["outcome"] = outcome_of(theirs.class_)
@@ -366,7 +413,8 @@ def _with_prior(document: dict[str, Any], earlier: Diagnosis, ref: Ref, ids: _Ev
         document["chain"] = tuple(
             ChainLink(
                 link=link.link, status=link.status, text=link.text,
-                evidence=tuple(name for name in link.evidence if name in known) or ((own,) if own and link.status != "not observed" else ()),
+                evidence=tuple(name for name in link.evidence if name in known) or ((own,
+                    ) if own and link.status != "not observed" else ()),
             )
             for link in earlier.chain
         )  # fmt: skip
@@ -380,7 +428,9 @@ def _read_prior(case: CaseFile) -> tuple[Diagnosis, Ref] | None:
         try:
             earlier = Diagnosis.model_validate(document)
         except ValueError as error:
-            case.unread.append(UnreadItem(what=f"the diagnosis in {ref.source}", why=f"it is not one of schema 1: {str(error)[:200]}"))
+            case.unread.append(
+                UnreadItem(what=f"the diagnosis in {ref.source}", why=f"it is not one of schema 1: {str(error)[:200]}")
+            )
             continue
         if earlier.verdict.class_ in CLASSES:
             return earlier, ref

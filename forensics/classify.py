@@ -142,10 +142,10 @@ def _alternatives(merged: Merged, findings: tuple[Finding, ...], view: View) -> 
                 result.setdefault(class_, Alternative(class_, "nothing read so far excludes it", decided_by))
     for class_ in merged.explained:
         if merged.strength < 3:
-            own = next(
+            rival = next(
                 (f for f in findings if f.answer == "supported" and f.class_ == class_ and f.strength >= merged.strength), None
             )
-            if own is not None:
+            if rival is not None:
                 result.setdefault(
                     class_, Alternative(class_, f"explained by {merged.explained[class_]}", _decider(class_, findings))
                 )

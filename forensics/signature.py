@@ -4,9 +4,9 @@ A match says which of a signature's conditions were seen and which could not be 
 condition was read and does not hold, or the version is outside the affected range. Versions are recorded and compared for the
 reader's sake; a build that is no known release is judged by what was seen.
 
-A signature file: ``name`` (project-number), ``title``, ``class``, ``cause``, ``upstream`` (numbers), ``workaround``, ``fix``, optional
-``package``/``affected``/``fixed`` (a PEP 440 range), ``similar_only`` (listed for comparison, never named as the verdict's), and
-conditions: ``[[must]]`` and ``[[must_not]]``, each with ``say`` and one test; ``optional = true``: may stay unread.
+A signature file: ``name`` (project-number), ``title``, ``class``, ``cause``, ``upstream`` (numbers), ``workaround``, ``fix``,
+optional ``package``/``affected``/``fixed`` (a PEP 440 range), ``similar_only`` (listed for comparison, never named as the
+verdict's), and conditions: ``[[must]]`` and ``[[must_not]]``, each with ``say`` and one test; ``optional = true``: may stay unread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .rules.view import View
 
 __all__ = ["Condition", "Match", "Signature", "catalogue", "load_signature", "match_signatures", "version_standing"]
 
-_TESTS = ("kernel", "frame", "log", "xid", "counter", "spinner", "residents", "padded", "max_seq_len_at_most", "gpu", "library", "wait", "setting",
+_TESTS = ("kernel", "frame", "log", "xid", "counter", "spinner", "residents", "padded", "max_seq_len_at_most", "gpu", "library",
+    "wait", "setting",
           "late_rank", "process")  # fmt: skip
 
 
@@ -81,7 +82,8 @@ class Match:
             return f"{name}: {'; '.join(self.seen)}.{rest}"
         if self.standing == "not this bug":
             return f"the same class as {name}, but not this bug: {'; '.join(self.against)}."
-        return f"{name} is {self.standing}: seen {'; '.join(self.seen) or 'only the class'}; not read {'; '.join(self.not_read) or 'nothing'}."
+        seen, missing = "; ".join(self.seen) or "only the class", "; ".join(self.not_read) or "nothing"
+        return f"{name} is {self.standing}: seen {seen}; not read {missing}."
 
 
 def load_signature(text: str, origin: str) -> Signature:
@@ -170,9 +172,7 @@ def _compare(signature: Signature, view: View, cause: str | None, forecast: Padd
             blocking = blocking or not condition.optional
         else:
             against.append(f"not so: {condition.say}")
-    for condition in signature.must_not:
-        if _test(condition, view, forecast) == "seen":
-            against.append(condition.say)
+    against.extend(condition.say for condition in signature.must_not if _test(condition, view, forecast) == "seen")
     standing_version, sentence = version_standing(signature, view)
     if standing_version == "outside":
         against.append(sentence)
@@ -193,7 +193,7 @@ def _compare(signature: Signature, view: View, cause: str | None, forecast: Padd
 
 
 def version_standing(signature: Signature, view: View) -> tuple[Literal["inside", "outside", "unknown"], str]:
-    """Is the version that the evidence states affected? Development and local builds are unknown: their fixes are not in the number."""
+    """Is the version that the evidence states affected? Of development and local builds the number does not tell: unknown."""
     if not signature.affected:
         return "unknown", ""
     stated = list(dict.fromkeys(f.version for f in view.case.versions if f.package == signature.package))
@@ -231,7 +231,11 @@ def _test(condition: Condition, view: View, forecast: PaddingForecast | None) ->
             return "unread"
         return "seen" if any(re.search(value, f"{f.function} {f.file}") for f in frames) else "absent"
     if test == "log":
-        texts = [e.ref.text for e in view.case.events] + [e.ref.text for e in view.case.kernel] + [d.exception for d in view.case.devices if d.exception]
+        texts = (
+            [e.ref.text for e in view.case.events]
+            + [e.ref.text for e in view.case.kernel]
+            + [d.exception for d in view.case.devices if d.exception]
+        )
         if not texts:
             return "unread"
         return "seen" if any(re.search(value, text) for text in texts) else "unread"
@@ -251,7 +255,7 @@ def _test(condition: Condition, view: View, forecast: PaddingForecast | None) ->
             return "unread"
         return "seen" if (forecast.padded_requests > 0) == bool(value) else "absent"
     if test == "max_seq_len_at_most":
-        found = [number for number in _max_seq_lens(view)]
+        found = _max_seq_lens(view)
         if not found:
             return "unread"
         return "seen" if min(found) <= value else "absent"
@@ -273,7 +277,7 @@ def _test(condition: Condition, view: View, forecast: PaddingForecast | None) ->
         stated = [f.version for f in view.case.versions if f.package == name]
         return "unread" if not stated else "seen" if stated[-1] == wanted else "absent"
     if test == "late_rank":
-        from .rules.collectives import late_ranks  # noqa: PLC0415
+        from .rules.collectives import late_ranks
 
         return "seen" if late_ranks(view) else "unread"
     return "unread"
@@ -300,7 +304,9 @@ def _device_test(test: str, value: Any, view: View) -> Answer:
         return "seen" if any(number == value for number in values) else "absent"
     roles = {w.role for w in waits if w.role is not None}
     for kernel in kernels:
-        group = kernel.group_size or next((p.target for p in kernel.polls if p.target is not None and p.value == len(kernel.blocks or ())), None)
+        group = kernel.group_size or next(
+            (p.target for p in kernel.polls if p.target is not None and p.value == len(kernel.blocks or ())), None
+        )
         if group and kernel.blocks:
             roles |= {"leader" if block.index[0] % group == 0 else "peer" for block in kernel.blocks}
     if not roles:
@@ -310,11 +316,13 @@ def _device_test(test: str, value: Any, view: View) -> Answer:
 
 def _max_seq_lens(view: View) -> list[int]:
     """The host scalar of the resident launch, where the kernel's parameters were read."""
-    found = []
+    found: list[int] = []
     for facts in view.devices:
         if facts.state is None:
             continue
-        for grid in facts.state.grids:
-            if grid.params is not None and len(grid.params) == 56 and "persistent_topk" in grid.kernel:
-                found.append(int.from_bytes(grid.params[52:56], "little"))
+        found.extend(
+            int.from_bytes(grid.params[52:56], "little")
+            for grid in facts.state.grids
+            if grid.params is not None and len(grid.params) == 56 and "persistent_topk" in grid.kernel
+        )
     return found

@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 
 from .detect import HEAD_BYTES, Kind, sniff
 
-__all__ = ["Budget", "ExpansionStopped", "Leaf", "Peeked", "Readable", "expand"]
+__all__ = ["Budget", "ExpansionStoppedError", "Leaf", "Peeked", "Readable", "expand"]
 
 
 class Readable(Protocol):
@@ -31,7 +31,7 @@ class Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-class ExpansionStopped(Exception):
+class ExpansionStoppedError(Exception):
     """The budget is used up; carries the sentence for the input list. Caught in ``gather``, never shown as a failure of ours."""
 
 
@@ -99,13 +99,15 @@ class _Metered:
         self.count += count
         self._budget.used += count
         if self._budget.used > self._budget.expanded_bytes:
-            raise ExpansionStopped(f"stopped after {self._budget.expanded_bytes >> 20} MiB of unpacked data: the rest was not read")
+            raise ExpansionStoppedError(
+                f"stopped after {self._budget.expanded_bytes >> 20} MiB of unpacked data: the rest was not read"
+            )
         if (
             self._source is not None
             and self.count > self._budget.ratio_from
             and self.count > self._budget.ratio * max(self._source.count, 1)
         ):
-            raise ExpansionStopped(f"stopped: it expands more than {self._budget.ratio} times, like a decompression bomb")
+            raise ExpansionStoppedError(f"stopped: it expands more than {self._budget.ratio} times, like a decompression bomb")
 
 
 class _Counted(io.RawIOBase):
@@ -128,7 +130,7 @@ class _Counted(io.RawIOBase):
 
 @dataclass(slots=True)
 class Leaf:
-    """A file's content. ``stream`` None: it could not be opened, ``note`` says why. ``data_path``: for files on disk as they are."""
+    """A file's content. ``stream`` None: it could not be opened, ``note`` says why. ``size``: as stated, if it is."""
 
     path: str
     kind: Kind
@@ -141,7 +143,8 @@ def _open_zstd(source: IO[bytes]) -> Readable:
     try:
         import zstandard
 
-        return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(source, read_across_frames=True)
+        reader: Readable = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(source, read_across_frames=True)
+        return reader
     except ImportError:
         return _ZstdProgram(source)
 
@@ -205,7 +208,7 @@ class _Guarded:
             return b""
         try:
             return self._stream.read(size)
-        except ExpansionStopped:
+        except ExpansionStoppedError:
             raise
         except _DECODE_ERRORS as error:
             self.error = f"damaged or torn: {error}"
@@ -221,7 +224,7 @@ def expand(path: str, stream: Readable, budget: Budget, *, size: int | None = No
     """The leaves of a file: itself, or what is packed in it."""
     budget.opened += 1
     if budget.opened > budget.members:
-        raise ExpansionStopped(f"stopped after {budget.members} members: the rest was not read")
+        raise ExpansionStoppedError(f"stopped after {budget.members} members: the rest was not read")
     peeked = Peeked(stream)
     kind = sniff(peeked.head)
     if kind in ("gzip", "zstd", "xz", "bz2", "zip", "tar") and depth >= budget.depth:
@@ -233,7 +236,7 @@ def expand(path: str, stream: Readable, budget: Budget, *, size: int | None = No
         opened: Readable
         try:
             if kind == "gzip":
-                opened = gzip.GzipFile(fileobj=source, mode="rb")
+                opened = gzip.GzipFile(fileobj=source, mode="rb")  # noqa: SIM115  (read lazily by the caller)
             elif kind == "xz":
                 opened = lzma.LZMAFile(source, "rb")
             elif kind == "bz2":
@@ -288,7 +291,7 @@ def _tar(path: str, stream: Readable, budget: Budget, depth: int) -> Iterator[Le
             for leaf in expand(name, _Guarded(handle), budget, size=member.size, depth=depth + 1):
                 leaf.note = leaf.note or note
                 yield leaf
-    except ExpansionStopped:
+    except ExpansionStoppedError:
         raise
     except _DECODE_ERRORS as error:
         yield Leaf(path, "tar", None, f"damaged or torn archive: {error}")
@@ -299,7 +302,7 @@ def _zip(path: str, stream: Readable, budget: Budget, depth: int) -> Iterator[Le
         while block := stream.read(1 << 20):
             spool.write(block)
             if spool.tell() > budget.expanded_bytes:
-                raise ExpansionStopped("a zip larger than the limit")
+                raise ExpansionStoppedError("a zip larger than the limit")
         spool.seek(0)
         try:
             with zipfile.ZipFile(spool) as archive:
@@ -325,7 +328,7 @@ def _zip(path: str, stream: Readable, budget: Budget, depth: int) -> Iterator[Le
                         for leaf in expand(name, metered, budget, size=info.file_size, depth=depth + 1):
                             leaf.note = leaf.note or note
                             yield leaf
-        except ExpansionStopped:
+        except ExpansionStoppedError:
             raise
         except _DECODE_ERRORS as error:
             yield Leaf(path, "zip", None, f"damaged archive: {error}")

@@ -36,7 +36,8 @@ def facts_of_state(state: DeviceState, ref: Ref, hints: Hints, exception: str, s
         for grid in state.grids
     )  # fmt: skip
     return DeviceFacts(
-        ref, "interpreted" if state.origin == "interpreted" else "measured", hints.pid, hints.rank, kernels, exception, num_sms, sample,
+        ref, "interpreted" if state.origin == "interpreted" else "measured", hints.pid, hints.rank, kernels, exception, num_sms,
+            sample,
         hints.repeat, tuple((item.what, item.why, item.remedy) for item in state.unread),
     )  # fmt: skip
 
@@ -70,7 +71,7 @@ def read_core_leaf(leaf: Leaf, path: Path | None, case: CaseFile) -> None:
 
 
 def _read_core(leaf: Leaf, path: Path, case: CaseFile) -> None:
-    from ..corefile import open_core  # noqa: PLC0415  (the ELF reader is only needed where a dump is given)
+    from ..corefile import open_core
 
     ref = Ref(leaf.path, 0, max((leaf.size or 1) - 1, 0), "byte", "GPU core dump")
     hints = hints_of(leaf.path.rsplit("/", 1)[-1])
@@ -99,7 +100,7 @@ def read_device_part(section: Section, case: CaseFile) -> None:
 
 def judge_transcript(section: Section, case: CaseFile, facts: DeviceFacts) -> DeviceFacts:
     """Let the full reader of transcripts read the same part; what it cannot read stays with the light reading."""
-    from ..cuda_gdb_text import looks_like_transcript, read_transcript  # noqa: PLC0415
+    from ..cuda_gdb_text import looks_like_transcript, read_transcript
 
     if facts.kernels is None or not looks_like_transcript(section.text):
         return facts
@@ -114,7 +115,7 @@ def judged(
     facts: DeviceFacts, state: DeviceState, case: CaseFile, *, memory: Word | None = None, faults: Sequence[Any] = ()
 ) -> DeviceFacts:
     """The facts with the full judgement of the same state beside them, once as one look and once as a watched hang."""
-    from ..diagnose import diagnose_state  # noqa: PLC0415
+    from ..diagnose import diagnose_state
 
     try:
         once = diagnose_state(state, ground="file", memory=memory, faults=faults)

@@ -37,7 +37,8 @@ _COUNTER = re.compile(
 _TARGET = re.compile(r"\b(?:target|expected|wait_value|wait_target|goal)\s*(?:=|:)\s*(\d+)")
 _GROUP_SIZE = re.compile(r"ctas_per_group\b[^\d\n]{0,40}(\d+)")
 _FOCUS = re.compile(
-    r"\[Switching focus to CUDA kernel (\d+), grid (\d+), (?:cluster \([^)]*\), )?block \((\d+),(\d+),(\d+)\), thread \((\d+),(\d+),(\d+)\), device (\d+), sm (\d+)"
+    r"\[Switching focus to CUDA kernel (\d+), grid (\d+), (?:cluster \([^)]*\), )?block \((\d+),(\d+),(\d+)\), thread \((\d+),"
+    r"(\d+),(\d+)\), device (\d+), sm (\d+)"
 )
 _FRAME = re.compile(r"^#(\d+)\s+(?:0x([0-9a-fA-F]+) in )?(.*)$")
 _LAUNCH = re.compile(r"(?:void )?([\w:~]+(?:<[^\n]*?>)?)(?:\([^<>\n]*\))? ?<<<\((\d+),(\d+),(\d+)\),\((\d+),(\d+),(\d+)\)>>>")
@@ -51,10 +52,12 @@ _WAIT_FRAME = re.compile(
 )
 _NCCL = re.compile(r"\bnccl(?:Dev)?Kernel|\bncclDevKernel_|\bncclSymk|\bnccl\w*_(?:Sum|RING|TREE)_")
 _CROSSRANK = re.compile(
-    r"cross_device_reduce|one_?shot|two_?shot|lamport|all_?reduce|multimem|symm_?mem|nvshmem|notify_dispatch|deep_?ep::|low_latency::|"
+    r"cross_device_reduce|one_?shot|two_?shot|lamport|all_?reduce|multimem|symm_?mem|nvshmem|notify_dispatch|deep_?ep::|"
+    r"low_latency::|"
     r"barrier_block|mnnvl|moe_?a2a|all_?gather_?(?:one|two)shot|quickreduce|all_?to_?all", re.IGNORECASE
 )  # fmt: skip
-_GATES = ("BlockIdx", "<<<", "SMs Mask", "Switching focus to CUDA", "arrival_counter", "CUDA Exception", "CUDA_EXCEPTION", "CUDBG_EXCEPTION", "ncclDevKernel",
+_GATES = ("BlockIdx", "<<<", "SMs Mask", "Switching focus to CUDA", "arrival_counter", "CUDA Exception", "CUDA_EXCEPTION",
+    "CUDBG_EXCEPTION", "ncclDevKernel",
           "Active Lanes Mask")  # fmt: skip
 
 
@@ -119,7 +122,8 @@ def read_device_text(section: Section, case: CaseFile) -> None:
                 following += 1
             current = kernel.group("id")
             grids[current] = _Grid(
-                name, index, index, _dim(kernel.group("g")), _dim(kernel.group("b")), int(kernel.group("dev")), kernel.group("grid"),
+                name, index, index, _dim(kernel.group("g")), _dim(kernel.group("b")), int(kernel.group("dev")),
+                    kernel.group("grid"),
                 int(kernel.group("mask"), 16).bit_count() or None,
             )  # fmt: skip
             kernel_lines = True
@@ -268,7 +272,8 @@ def _emit(
                 target = int(target_text.group(1))
             polls.append(
                 Poll(
-                    focus_block or next(iter(grid.blocks), None), value, target, loop.comparison, None, loop.pc_offset, loop.instructions,
+                    focus_block or next(iter(grid.blocks), None), value, target, loop.comparison, None, loop.pc_offset,
+                        loop.instructions,
                     loop.scope, "registers" if value is not None else "code",
                 )
             )  # fmt: skip
@@ -290,14 +295,17 @@ def _emit(
             blocks = None
         kernels.append(
             DeviceKernel(
-                grid.name, section.ref(grid.first, max(grid.last, grid.first)), grid.grid, grid.block, grid.device, grid.grid_id, blocks,
+                grid.name, section.ref(grid.first, max(grid.last, grid.first)), grid.grid, grid.block, grid.device, grid.grid_id,
+                    blocks,
                 tuple(polls), family_of(grid.name), int(group.group(1)) if group else None, tuple(grid.frames[:16]), grid.sms,
             )
         )  # fmt: skip
     case.devices.append(
         DeviceFacts(
-            section.ref(first, last), "reported", section.hints.pid, section.hints.rank, tuple(kernels) if kernels else None, exception,
-            num_sms, sum(1 for d in case.devices if d.pid == section.hints.pid and d.rank == section.hints.rank), section.hints.repeat,
+            section.ref(first, last), "reported", section.hints.pid, section.hints.rank, tuple(kernels) if kernels else None,
+                exception,
+            num_sms, sum(1 for d in case.devices if d.pid == section.hints.pid and d.rank == section.hints.rank),
+                section.hints.repeat,
         )
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Lines of vLLM's own log (and of the libraries that log into it) that have a fixed text, whatever the version, file and line number.
+"""Lines of vLLM's own log (and of the libraries that log into it) with a fixed text, whatever the version, file and line number.
 
 The table ``EVENTS`` is the reader: a kind and a pattern each. Texts as of vLLM 0.19 to 0.33 (read in the releases' source),
 torch's ProcessGroupNCCL aside, which ``nccl_watchdog`` reads. A message split over lines keeps its prefix on each, so patterns
@@ -8,6 +8,8 @@ never span lines.
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Iterator
 
 from .casefile import CaseFile
 from .facts import LogEvent, StatsLine, VersionFact
@@ -25,9 +27,11 @@ EVENTS: dict[str, re.Pattern[str]] = {
         "fatal": r"EngineCore encountered a fatal error",
         "engine-dead": r"EngineDeadError|EngineCore encountered an issue\.",
         "engine-failed-start": r"EngineCore failed to start|Engine core initialization failed|WorkerProc failed to start",
-        "worker-died": r"(?:Worker proc|RayWorkerProc) (?P<name>rank=\S+|\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+|None)\))?",
+        "worker-died": r"(?:Worker proc|RayWorkerProc) (?P<name>rank=\S+|\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+|"
+        r"None)\))?",
         "engine-proc-died": r"Engine core proc(?:ess)? (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+|None)\))?",
-        "actor-died": r"(?:Worker exit type: (?P<type>\w+)|The actor (?:died|is dead) (?:unexpectedly|because)|A worker died or was killed"
+        "actor-died": r"(?:Worker exit type: (?P<type>\w+)|The actor (?:died|is dead) (?:unexpectedly|because)|A worker died or "
+        r"was killed"
         r"|ActorDiedError)(?P<rest>.{0,200})",
         "unit-killed": r"Main process exited, code=(?P<how>\w+), status=(?P<status>\S+)",
         "pod-oom": r"\bOOMKilled\b|killed by the OOM killer",
@@ -38,22 +42,30 @@ EVENTS: dict[str, re.Pattern[str]] = {
         "parent-exited": r"Parent process exited, terminating worker",
         "startup-complete": r"Application startup complete|Uvicorn running on|Started server process|Starting vLLM API server",
         "serving": r"Application startup complete",
-        "load-start": r"Starting to load model|Loading model from scratch|Loading weights from|Filesystem type for checkpoints: (?P<fs>[^.]+)\."
+        "load-start": r"Starting to load model|Loading model from scratch|Loading weights from|Filesystem type for checkpoints: "
+        r"(?P<fs>[^.]+)\."
         r"(?: Checkpoint size: (?P<size>[\d.]+) (?P<unit>[KMGT]iB))?",
-        "load-progress": r"Loading [\w -]*(?:shards|weights|tensors)[^:\n]{0,40}:\s+(?P<percent>\d+)%[^|\n]*\|(?:[^|\n]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)",
+        "load-progress": r"Loading [\w -]*(?:shards|weights|tensors)[^:\n]{0,"
+        r"40}:\s+(?P<percent>\d+)%[^|\n]*\|(?:[^|\n]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)",
         "load-done": r"Loading weights took (?P<seconds>[\d.]+) seconds|Model loading took (?P<gib>[\d.]+)",
-        "compile-start": r"Start compiling function|Using cache directory: \S+ for vLLM's torch\.compile|Dynamo bytecode transform time: (?P<seconds>[\d.]+)",
+        "compile-start": r"Start compiling function|Using cache directory: \S+ for vLLM's torch\.compile|Dynamo bytecode "
+        r"transform time: (?P<seconds>[\d.]+)",
         "compile-step": r"Compiling a graph for .{1,80}? takes (?P<seconds>[\d.]+) s|Cache the graph (?:for|of)",
         "compile-done": r"torch\.compile (?:takes|took) (?P<seconds>[\d.]+) s in total",
-        "capture-progress": r"Capturing .{0,60}?(?:CUDA graphs?|cudagraphs?|graph shapes)[^:\n]{0,40}:\s+(?P<percent>\d+)%[^|\n]*\|(?:[^|\n]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)",
+        "capture-progress": r"Capturing .{0,60}?(?:CUDA graphs?|cudagraphs?|graph shapes)[^:\n]{0,"
+        r"40}:\s+(?P<percent>\d+)%[^|\n]*\|(?:[^|\n]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)",
         "capture-done": r"Graph capturing finished in (?P<seconds>[\d.]+)",
         "init-done": r"init engine \(profile, create kv cache, warmup model\) took (?P<seconds>[\d.]+)",
         "jit": r"(?P<backend>Triton|CuTeDSL|TileLang|\w+) (?:kernel )?JIT compilation during inference: (?P<name>[^ (]+)",
-        "jit-start": r"JIT[- ]compiling\b|(?:Start(?:ing)?|Begin(?:ning)?) (?:JIT|to compile|compil\w+)|Loading JIT ops: (?P<ops>\S+)|\bJIT ops?: building\b",
+        "jit-start": r"JIT[- ]compiling\b|(?:Start(?:ing)?|Begin(?:ning)?) (?:JIT|to compile|compil\w+)|Loading JIT ops: "
+        r"(?P<ops>\S+)|\bJIT ops?: building\b",
         "jit-done": r"Finished loading JIT ops: (?P<ops>\S+)|(?:JIT )?[Cc]ompilation (?:finished|done|completed)",
-        "build-failed": r"ninja: build stopped|Error building extension|Ninja build failed|\bnvcc fatal\b|FAILED: .{0,120}\.(?:o|so|cubin|cu)\b"
-        r"|nvcc error\s*:|Error compiling objects for extension|(?:cicc|nvcc|ptxas|ninja|cc1plus)\S*(?: died due to signal|: Killed| .{0,40}Killed signal)",
-        "lock-wait": r"(?:[Ww]aiting for|[Ww]aiting on|[Aa]ttempting to acquire|[Ff]ailed to acquire) .{0,60}(?:file ?lock|lock file|\.lock\b|lock )",
+        "build-failed": r"ninja: build stopped|Error building extension|Ninja build failed|\bnvcc fatal\b|FAILED: .{0,120}\.(?:o|"
+        r"so|cubin|cu)\b"
+        r"|nvcc error\s*:|Error compiling objects for extension|(?:cicc|nvcc|ptxas|ninja|cc1plus)\S*(?: died due to signal|: "
+        r"Killed| .{0,40}Killed signal)",
+        "lock-wait": r"(?:[Ww]aiting for|[Ww]aiting on|[Aa]ttempting to acquire|[Ff]ailed to acquire) .{0,60}(?:file ?lock|lock "
+        r"file|\.lock\b|lock )",
         "abort": r"Aborted request(?:\(s\)|s)?\b|Request \S+ (?:was )?aborted|[Cc]lient (?:has )?(?:disconnected|closed|cancelled)"
         r"|Abort(?:ing)? request\(?s?\)?\b|aborted by (?:the )?client",
         "http-499": r'HTTP/\d(?:\.\d)?"? 499\b',
@@ -61,19 +73,25 @@ EVENTS: dict[str, re.Pattern[str]] = {
         "http-completion-error": r'"POST /v1/(?:chat/)?completions\S* HTTP/\d(?:\.\d)?" 5\d\d',
         "http-health-ok": r'"GET /(?:health|ping|v1/models)\S* HTTP/\d(?:\.\d)?" 200',
         "http-health-bad": r'"GET /(?:health|ping)\S* HTTP/\d(?:\.\d)?" 503',
-        "cuda-error": r"CUDA error: (?P<text>[^\n]{1,120})|CUDA driver error: (?P<driver>[^\n]{1,120})|(?P<code>CUDA_ERROR_[A-Z_]{3,60})"
+        "cuda-error": r"CUDA error: (?P<text>[^\n]{1,120})|CUDA driver error: (?P<driver>[^\n]{1,120})|"
+        r"(?P<code>CUDA_ERROR_[A-Z_]{3,60})"
         r"|(?P<runtime>cudaError(?!Exception|_t)[A-Z][A-Za-z]{3,60})",
         "coredump-exception": r"Detected an exception of type (?P<word>CUDBG_EXCEPTION_\w+)(?: \((?P<number>\d+)\))?",
         "launch-refused": r"total_ctas ?= ?(?P<ctas>\d+) ?> ?num_sms ?\* ?occupancy ?= ?(?P<slots>\d+)|would oversubscribe"
-        r"|too many blocks in cooperative launch|[Cc]ooperative ?[Ll]aunch ?[Tt]oo ?[Ll]arge|too many resources requested for launch",
+        r"|too many blocks in cooperative launch|[Cc]ooperative ?[Ll]aunch ?[Tt]oo ?[Ll]arge|too many resources requested "
+        r"for launch",
         "nccl-warn": r"NCCL WARN (?P<text>[^\n]{1,200})|ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError",
-        "grid-sync-timeout": r'Assertion failed: \S*barrier\S*, condition: .{0,40}"Grid sync timeout"|[Gg]rid sync(?:hronization)? timeout',
+        "grid-sync-timeout": r'Assertion failed: \S*barrier\S*, condition: .{0,40}"Grid sync timeout"|[Gg]rid '
+        r"sync(?:hronization)? timeout",
         "deepep-timeout": r"DeepEP (?P<what>[\w -]{1,60}?) timeout(?: check)?[,:]?(?: ?channel: ?(?P<channel>\d+))?",
-        "kv-transfer": r"WAITING_FOR_REMOTE_KVS?|KV load failure|NIXL transfer failure|Releasing expired KV blocks|[Ww]aiting for remote KV"
-        r"|(?:lmcache|LMCache|mooncake|Mooncake|nixl|NIXL)[^\n]{0,120}(?:tim(?:ed|e) ?out|failed|lost|refused|not respond|unreachable|no response)"
+        "kv-transfer": r"WAITING_FOR_REMOTE_KVS?|KV load failure|NIXL transfer failure|Releasing expired KV blocks|[Ww]aiting "
+        r"for remote KV"
+        r"|(?:lmcache|LMCache|mooncake|Mooncake|nixl|NIXL)[^\n]{0,120}(?:tim(?:ed|e) ?out|failed|lost|refused|not respond|"
+        r"unreachable|no response)"
         r"|(?:[Ll]ost|[Nn]o) (?:connection|heartbeat) [^\n]{0,40}(?:lmcache|LMCache|KV (?:server|cache|transfer))",
         "preempt": r"[Pp]reempt(?:ed|ing) (?:request|sequence|by)\S* ?(?P<id>\S*)|is preempted by",
-        "wrong-result": r"(?:top-?k|indices|rows?|result|output)s?[^\n]{0,60}(?:differ|mismatch|disagree|do not match|not equal)[^\n]{0,40}"
+        "wrong-result": r"(?:top-?k|indices|rows?|result|output)s?[^\n]{0,60}(?:differ|mismatch|disagree|do not match|not "
+        r"equal)[^\n]{0,40}"
         r"(?:reference|torch|expected|golden)|rows? beyond (?:its|their) length|indices beyond",
         "fr-empty": r"Stack trace of the failed collective not found|FlightRecorder is disabled",
         "exception": r"^(?:[^\n]{0,120}\]\s)?(?:\w+\.)*(?P<name>[A-Z]\w+(?:Error|Exception)): (?P<text>[^\n]{0,160})",
@@ -135,23 +153,28 @@ def _note_clocks(case: CaseFile, section: Section, index: int, stamp: Stamp | No
 
 #: Words of which one must be in a section for its pattern to be tried: a search for a literal is far cheaper than the pattern.
 _GATES: dict[str, tuple[str, ...]] = {
-    "shm-wait": ("block found in",), "rpc-timeout": ("RPC call to",), "fatal": ("fatal error",), "engine-dead": ("EngineDead", "an issue."),
+    "shm-wait": ("block found in",), "rpc-timeout": ("RPC call to",), "fatal": ("fatal error",), "engine-dead": ("EngineDead",
+    "an issue."),
     "engine-failed-start": ("failed to start", "initialization failed"), "worker-died": ("died unexpectedly",),
     "engine-proc-died": ("died unexpectedly",), "actor-died": ("Worker exit type", "The actor", "A worker died", "ActorDied"),
     "unit-killed": ("Main process exited",), "pod-oom": ("OOMKilled", "OOM killer"), "pod-exit": ("Exit Code:",),
     "shutdown": ("[shutdown]", "Received", "Shutting", "shutting", "shutdown complete", "still running after"),
-    "parent-exited": ("Parent process exited",), "startup-complete": ("startup complete", "Uvicorn running", "server process", "Starting vLLM"),
+    "parent-exited": ("Parent process exited",), "startup-complete": ("startup complete", "Uvicorn running", "server process",
+    "Starting vLLM"),
     "serving": ("startup complete",), "load-start": ("load model", "Loading", "Filesystem type"), "load-progress": ("Loading",),
     "load-done": ("took",), "compile-start": ("compil", "Dynamo"), "compile-step": ("a graph for", "Cache the graph"),
-    "compile-done": ("torch.compile",), "capture-progress": ("Capturing",), "capture-done": ("Graph capturing",), "init-done": ("init engine",),
+    "compile-done": ("torch.compile",), "capture-progress": ("Capturing",), "capture-done": ("Graph capturing",),
+    "init-done": ("init engine",),
     "jit": ("during inference",), "jit-start": ("JIT", "compil"), "jit-done": ("Finished loading JIT", "ompilation"),
     "build-failed": ("ninja", "Ninja", "building extension", "nvcc", "FAILED: ", "cicc", "ptxas", "compiling objects", "cc1plus"),
     "lock-wait": ("lock",), "abort": ("bort", "lient"), "http-499": (" 499",), "http-completion-ok": ("POST /v1/",),
     "http-completion-error": ("POST /v1/",), "http-health-ok": ("GET /",), "http-health-bad": ("GET /",),
     "cuda-error": ("CUDA error", "CUDA driver error", "CUDA_ERROR_", "cudaError"), "coredump-exception": ("CUDBG_EXCEPTION",),
-    "launch-refused": ("total_ctas", "oversubscribe", "ooperative", "too many resources"), "nccl-warn": ("NCCL WARN", "ncclRemote", "ncclSystem", "ncclInternal", "ncclUnhandled"),
+    "launch-refused": ("total_ctas", "oversubscribe", "ooperative", "too many resources"), "nccl-warn": ("NCCL WARN", "ncclRemote",
+    "ncclSystem", "ncclInternal", "ncclUnhandled"),
     "grid-sync-timeout": ("rid sync",), "deepep-timeout": ("DeepEP",),
-    "kv-transfer": ("REMOTE_KV", "KV load", "NIXL", "nixl", "expired KV", "remote KV", "mcache", "MCache", "ooncake", "KV server", "KV cache", "KV transfer"),
+    "kv-transfer": ("REMOTE_KV", "KV load", "NIXL", "nixl", "expired KV", "remote KV", "mcache", "MCache", "ooncake", "KV server",
+    "KV cache", "KV transfer"),
     "preempt": ("reempt",), "wrong-result": ("differ", "mismatch", "disagree", "not match", "not equal", "beyond"),
     "fr-empty": ("failed collective not found", "FlightRecorder is disabled"), "exception": ("Error: ", "Exception: "),
 }  # fmt: skip
@@ -165,21 +188,13 @@ def read_engine_log(section: Section, case: CaseFile) -> None:
     for kind, pattern in EVENTS.items():
         if not any(word in text for word in _GATES[kind]):
             continue
-        last_index = -1
-        for match in pattern.finditer(text):
-            index, ref = section.cite_match(match)
-            if index == last_index and kind != "exception":
-                continue
-            last_index = index
+        for index, match in _chosen(section, kind, pattern):
+            ref = section.ref(index, section.index_at(max(match.end() - 1, match.start())))
             stamp = line_stamp(section, index)
             _note_clocks(case, section, index, stamp)
             name, pid = line_process(section.lines[index])
             fields = {key: value.strip() for key, value in match.groupdict().items() if value is not None}
-            if (
-                kind == "exception"
-                and fields.get("name", "") in ("EngineDeadError", "TimeoutError")
-                and "RPC call" in match.group(0)
-            ):
+            if kind == "exception" and (fields["name"] == "EngineDeadError" or "RPC call" in match.group(0)):
                 continue
             case.events.append(LogEvent(kind, ref, (section.order, index), stamp, name, pid, fields))
     for package, pattern in _VERSIONS:
@@ -190,8 +205,42 @@ def read_engine_log(section: Section, case: CaseFile) -> None:
     _claim_log_lines(section)
 
 
+#: How many events of a kind one part may hold (first half and last half); access-log lines carry little.
+_MOST = 4_000
+_FEW = {
+    "http-completion-ok": 6,
+    "http-completion-error": 20,
+    "http-health-ok": 6,
+    "http-health-bad": 6,
+    "http-499": 40,
+    "abort": 200,
+    "exception": 400,
+}
+
+
+def _chosen(section: Section, kind: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
+    """Matches with their line's index: one a line, all claimed, the middle of very many left out."""
+    most = _FEW.get(kind, _MOST)
+    head: list[tuple[int, re.Match[str]]] = []
+    tail: deque[tuple[int, re.Match[str]]] = deque(maxlen=most // 2)
+    last = -1
+    for match in pattern.finditer(section.text):
+        index = section.index_at(match.start())
+        if index == last:
+            continue
+        last = index
+        section.claim(index)
+        if len(head) < most // 2:
+            head.append((index, match))
+        else:
+            tail.append((index, match))
+    yield from head
+    yield from tail
+
+
 _LOG_LINE = re.compile(
-    r"^\s*(?:\([^()]{1,60}pid=\d+[^)]*\)\s*)?(?:\[rank\d+\]:)?\s*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ :]|\[[IWEF]\d{4} |Traceback \(|  File \")"
+    r"^\s*(?:\([^()]{1,60}pid=\d+[^)]*\)\s*)?(?:\[rank\d+\]:)?\s*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ :]|\[[IWEF]\d{4} |"
+    r"Traceback \(|  File \")"
 )
 
 

@@ -83,7 +83,8 @@ class Frame:
 class ThreadSample:
     """One thread at one moment. ``role``: of its process, None if not known. ``sample``: rises with each dump of one process.
 
-    ``waits``: what it is doing, a word of ``stack_meaning.WAITS``. ``repeat``: what the heading claims of several samples.
+    ``waits``: what it is doing, a word of ``stack_meaning.WAITS``. ``repeat``: what the heading claims of several samples, and
+    ``claimed_samples`` of how many.
     """
 
     tool: str
@@ -101,6 +102,7 @@ class ThreadSample:
     inside: str = ""
     sample: int = 0
     repeat: Literal["same", "moved"] | None = None
+    claimed_samples: int | None = None
     order: tuple[int, int] = (0, 0)
 
 

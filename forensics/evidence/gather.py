@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import EvidenceError, UsageError
 from ..records import UnreadItem
-from .archive import Budget, ExpansionStopped, Leaf, Readable, expand
+from .archive import Budget, ExpansionStoppedError, Leaf, Readable, expand
 from .casefile import CaseFile, InputPart
 from .device_files import read_core_leaf, read_device_part
 from .documents import read_documents
@@ -82,7 +82,7 @@ def read_paths(paths: Sequence[Path], budget: Budget | None = None) -> CaseFile:
                 continue
             try:
                 _read_file(path, shown, case, budget, orders, done)
-            except ExpansionStopped as stop:
+            except ExpansionStoppedError as stop:
                 _unread(case, shown, str(stop), "unpack it where it may grow, and give the files")
             except OSError as error:
                 _unread(case, shown, f"{error.strerror or error}", "check permissions, or copy the file first")
@@ -244,8 +244,10 @@ def _read_pickle(leaf: Leaf, case: CaseFile) -> None:
 
 def _counts(case: CaseFile) -> tuple[int, ...]:
     return (
-        len(case.events), len(case.stats), len(case.threads), len(case.gpus), len(case.kernel), len(case.kernel_log_seen), len(case.metrics),
-        len(case.ras), len(case.watchdog), len(case.flights), len(case.dumps), len(case.procs), len(case.devices), len(case.failures),
+        len(case.events), len(case.stats), len(case.threads), len(case.gpus), len(case.kernel), len(case.kernel_log_seen),
+            len(case.metrics),
+        len(case.ras), len(case.watchdog), len(case.flights), len(case.dumps), len(case.procs), len(case.devices),
+            len(case.failures),
         len(case.versions), len(case.prior),
     )  # fmt: skip
 

@@ -18,9 +18,11 @@ __all__ = ["XID_FAULT", "XID_LOST", "read_kernel_log"]
 XID_FAULT = {13: "graphics engine exception", 31: "MMU fault", 43: "channel stopped after a fault", 68: "NVDEC exception"}
 #: The device, its firmware or its memory is no longer usable.
 XID_LOST = {
-    48: "double-bit ECC error", 61: "internal micro-controller halt", 62: "internal micro-controller halt", 64: "row remapping failed",
+    48: "double-bit ECC error", 61: "internal micro-controller halt", 62: "internal micro-controller halt",
+        64: "row remapping failed",
     74: "NVLink error", 79: "fallen off the bus", 95: "uncontained ECC error", 110: "security fault", 119: "GSP RPC timeout",
-    120: "GSP error", 123: "SPI PMU RPC failure", 140: "unrecovered ECC error", 143: "GPU initialisation failure", 154: "recovery action needed",
+    120: "GSP error", 123: "SPI PMU RPC failure", 140: "unrecovered ECC error", 143: "GPU initialisation failure",
+        154: "recovery action needed",
 }  # fmt: skip
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[^)]*)\): (?P<number>\d+),? ?(?P<rest>[^\n]*)")
@@ -28,11 +30,13 @@ _SXID = re.compile(r"(?:nvidia-nvswitch\d*|NVSwitch)[^\n]{0,80}SXid \((?P<pci>[^
 _PID = re.compile(r"\bpid='?(\d+)'?")
 _NAME = re.compile(r"\bname=([^,\n]+)")
 _OOM = re.compile(
-    r"(?:Memory cgroup out of memory|Out of memory(?: \(\w+\))?): Kill(?:ed)? process (?P<pid>\d+),? \((?P<name>[^)]*)\)(?P<rest>[^\n]*)"
+    r"(?:Memory cgroup out of memory|Out of memory(?: \(\w+\))?): Kill(?:ed)? process (?P<pid>\d+),? "
+    r"\((?P<name>[^)]*)\)(?P<rest>[^\n]*)"
 )
 _OOM_KILL = re.compile(r"oom-kill:(?P<rest>[^\n]*?)task=(?P<name>[^,\n]*),pid=(?P<pid>\d+)")
 _GONE = re.compile(
-    r"GPU at PCI:[^\n]*has fallen off the bus[^\n]*|GPU has fallen off the bus[^\n]*|RmInitAdapter failed[^\n]*|GSP (?:RPC|task) timeout[^\n]*"
+    r"GPU at PCI:[^\n]*has fallen off the bus[^\n]*|GPU has fallen off the bus[^\n]*|RmInitAdapter failed[^\n]*|GSP (?:RPC|task) "
+    r"timeout[^\n]*"
 )
 _HUNG = re.compile(r"task (?P<name>\S+?):(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
 _SEGFAULT = re.compile(

@@ -58,10 +58,10 @@ def read_metrics(section: Section, case: CaseFile) -> None:
         case.metrics.append(MetricSample(name, labels, value, case.scrapes, section.ref(index)))
         field = _DCGM.get(name)
         if field is not None:
-            table = dict(labels)
-            gpu = table.get("gpu", table.get("GPU", ""))
+            table: dict[str, str] = dict(labels)
+            gpu = table.get("gpu") or table.get("GPU") or ""
             if gpu.isdigit():
-                slot = (table.get("Hostname", table.get("instance", "")), int(gpu))
+                slot = (table.get("Hostname") or table.get("instance") or "", int(gpu))
                 gpus.setdefault(slot, {})[field] = value
                 gpu_refs[slot] = index
     _flush_gpus(section, case, gpus, gpu_refs)
@@ -74,6 +74,6 @@ def _flush_gpus(
 ) -> None:
     for (host, gpu), values in gpus.items():
         index = refs[(host, gpu)]
-        case.gpus.append(GpuSample(section.ref(index), (section.order, index), section.stamps.get(index), gpu, host, **values))
+        case.gpus.append(GpuSample(section.ref(index), (section.order, index), section.stamps.get(index), gpu, host, **values))  # type: ignore[arg-type]
     gpus.clear()
     refs.clear()

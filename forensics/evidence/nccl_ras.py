@@ -169,7 +169,8 @@ def _finish(section: Section, case: CaseFile, query: _Query) -> None:
         )  # fmt: skip
     case.ras.append(
         RasQuery(
-            len(case.ras), section.ref(query.first, query.last), tuple(comms), tuple(query.errors), tuple(query.dead), query.timeouts,
+            len(case.ras), section.ref(query.first, query.last), tuple(comms), tuple(query.errors), tuple(query.dead),
+                query.timeouts,
             section.hints.repeat,
         )
     )  # fmt: skip
@@ -228,7 +229,8 @@ def _read_json(section: Section, case: CaseFile) -> None:
                 if not isinstance(rank, dict) or not isinstance(rank.get("rank"), int):
                     continue
                 missing.append(rank["rank"])
-                status = rank.get("status") if isinstance(rank.get("status"), dict) else rank
+                given = rank.get("status")
+                status = given if isinstance(given, dict) else rank
                 if status.get("considered_dead"):
                     dead.append(rank["rank"])
                     if isinstance(rank.get("pid"), int):

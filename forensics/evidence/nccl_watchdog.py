@@ -37,7 +37,8 @@ def read_watchdog(section: Section, case: CaseFile) -> None:
         case.note_time(section.source, stamp)
         case.watchdog.append(
             WatchdogTimeout(
-                ref, (section.order, index), stamp, int(rank) if rank is not None else None, int(match.group("seq")), match.group("op"),
+                ref, (section.order, index), stamp, int(rank) if rank is not None else None, int(match.group("seq")),
+                    match.group("op"),
                 int(match.group("ran")),
             )
         )  # fmt: skip

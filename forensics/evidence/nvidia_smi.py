@@ -19,7 +19,8 @@ _ROW = re.compile(r"^\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\s*,(.*)$")
 _HEADER_WORDS = ("utilization.gpu", "power.draw", "memory.used", "clocks.", "temperature.gpu", "pstate")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _COLUMNS: tuple[tuple[str, str], ...] = (
-    ("utilization.gpu", "util"), ("utilization.memory", "memory_util"), ("power.draw", "power"), ("enforced.power.limit", "power_limit"),
+    ("utilization.gpu", "util"), ("utilization.memory", "memory_util"), ("power.draw", "power"), ("enforced.power.limit",
+    "power_limit"),
     ("power.limit", "power_limit"), ("clocks.sm", "sm_clock"), ("clocks.current.sm", "sm_clock"), ("clocks.gr", "sm_clock"),
     ("temperature.gpu", "temperature"), ("memory.used", "memory_used"),
 )  # fmt: skip
@@ -27,9 +28,11 @@ _LOST = re.compile(
     r"GPU is lost|Unable to determine the device handle for GPU[^\n]*|No devices were found|\bERR!|GPU requires reset"
     r"|NVIDIA-SMI has failed because it couldn't communicate[^\n]*|Unable to determine the device handle[^\n]*"
 )
+_LOST_WORDS = ("is lost", "device handle", "No devices were found", "ERR!", "requires reset", "couldn't communicate")
 _TABLE_FIRST = re.compile(r"^\|\s+(\d+)\s+.*\|\s+[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
 _TABLE_SECOND = re.compile(
-    r"^\|\s*\S+\s+(\d+|N/A)C?\s+(P\d+)\s+([\d.]+|N/A)W?\s*/\s*([\d.]+|N/A)W?\s*\|\s*(\d+|Not Supported|N/A)\s*(?:MiB)?\s*(?:/\s*\d+\s*MiB)?\s*\|\s*(\d+|N/A)%?"
+    r"^\|\s*\S+\s+(\d+|N/A)C?\s+(P\d+)\s+([\d.]+|N/A)W?\s*/\s*([\d.]+|N/A)W?\s*\|\s*(\d+|Not Supported|"
+    r"N/A)\s*(?:MiB)?\s*(?:/\s*\d+\s*MiB)?\s*\|\s*(\d+|N/A)%?"
 )
 _Q_GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f:.]+)\s*$")
 _Q_FIELD = re.compile(r"^\s+([A-Z][\w .]+?)\s*:\s*(.+?)\s*$")
@@ -92,14 +95,16 @@ def _from_units(cells: list[str]) -> tuple[dict[str, float | None], int | None, 
 
 def read_nvidia_smi(section: Section, case: CaseFile) -> None:
     text = section.text
-    if "%," in text or "utilization" in text or " W" in text or ", P" in text:
+    if "%," in text or "utilization." in text or " W," in text or " W\n" in text or text.endswith(" W"):
         _read_csv(section, case)
-    if "Volatile" in text or "GPU-Util" in text or _TABLE_FIRST.search(text) or "MiB |" in text:
+    if "Volatile" in text or "GPU-Util" in text or "MiB |" in text:
         _read_table(section, case)
     if "NVSMI LOG" in text or ("Utilization" in text and "Attached GPUs" in text):
         _read_query(section, case)
     if "# gpu" in text:
         _read_dmon(section, case)
+    if not any(word in text for word in _LOST_WORDS):
+        return
     for match in _LOST.finditer(text):
         index, ref = section.cite_match(match)
         if match.group(0) == "ERR!" and "|" not in section.lines[index]:

@@ -20,11 +20,13 @@ _STAT = re.compile(r"(?m)^(\d+) \(([^)\n]{1,40})\) ([RSDTtZXI]) (?:-?\d+ ){10}(\
 _KSTACK = re.compile(r"(?m)^\[<[0-9a-f]+>\] (\S+)")
 _WCHAN_BARE = re.compile(r"^(?:[a-z_][a-z0-9_.]{3,60}|0)$")
 _GONE = re.compile(
-    r"(?m)(?:cannot (?:access|open)|can't open|kill:|Error:|ls:)[^\n]*?(?:/proc/(\d+)|\((\d+)\)|\b[Pp]rocess (\d+)|pid (\d+))[^\n]*?(?:No such (?:file|process)|not found)"
-    r"|[Pp]rocess (\d+) (?:is gone|does not exist|not found|no longer exists)|(?:pid|PID) (\d+)[^\n]{0,30}(?:No such process|is not running|not running|is dead|does not exist)"
+    r"(?m)(?:cannot (?:access|open)|can't open|kill:|Error:|ls:)[^\n]*?(?:/proc/(\d+)|\((\d+)\)|\b[Pp]rocess (\d+)|pid "
+    r"(\d+))[^\n]*?(?:No such (?:file|process)|not found)"
+    r"|[Pp]rocess (\d+) (?:is gone|does not exist|not found|no longer exists)|(?:pid|PID) (\d+)[^\n]{0,30}(?:No such process|is "
+    r"not running|not running|is dead|does not exist)"
 )
 _TABLE_HEAD = re.compile(r"(?m)^\s*(?:USER\s+|UID\s+|F\s+)?.*\bPID\b.*\b(?:COMMAND|CMD|COMM)\b.*$")
-_HOLDER = re.compile(r"(?i)(?:held by|holder|owner|owned by|locked by)[^\n]{0,30}?(?:pid|process)[ =:]*(\d+)")
+_GONE_WORDS = ("No such", "is gone", "not exist", "not found", "no longer exists", "not running", "is dead")
 _EXPECTED_COLUMNS = {
     "PID",
     "PPID",
@@ -66,26 +68,25 @@ _EXPECTED_COLUMNS = {
     "ADDR",
     "SZ",
 }
-_LOCK_HEAD = re.compile(r"^COMMAND\s+PID\s+TYPE\b.*\bPATH\s*$")
 
 
 def read_proc_files(section: Section, case: CaseFile) -> None:
     text = section.text
     heading_pid = _HEADING_PID.search(section.heading) or _HEADING_PID.search(section.source)
     pid = int(heading_pid.group(1)) if heading_pid else section.hints.pid
-    own = _PID.search(text)
+    own = _PID.search(text) if "Pid:" in text else None
     if own and heading_pid is None:
         pid = int(own.group(1))
-    name = _NAME.search(text)
-    title = name.group(1) if name and _STATE.search(text) else ""
-    for match in _IO.finditer(text):
+    name = _NAME.search(text) if "State:" in text else None
+    title = name.group(1) if name else ""
+    for match in _IO.finditer(text) if "rchar: " in text or "read_bytes: " in text else ():
         index, ref = section.cite_match(match)
         key = "rchar" if match.group(1) == "rchar" else "read_bytes"
         case.procs.append(ProcSample(ref, (section.order, index), pid, title, **{key: int(match.group(2))}))  # type: ignore[arg-type]
-    for match in _STATE.finditer(text):
+    for match in _STATE.finditer(text) if "State:" in text else ():
         index, ref = section.cite_match(match)
         case.procs.append(ProcSample(ref, (section.order, index), pid, title, state=match.group(1).upper()))
-    for match in _WCHAN.finditer(text):
+    for match in _WCHAN.finditer(text) if "wchan" in text else ():
         index, ref = section.cite_match(match)
         case.procs.append(ProcSample(ref, (section.order, index), pid, title, wchan=match.group(1)))
     if "wchan" in (section.heading + section.source).lower():
@@ -93,19 +94,19 @@ def read_proc_files(section: Section, case: CaseFile) -> None:
             if not section.claimed[index] and _WCHAN_BARE.match(line.strip()):
                 section.claim(index)
                 case.procs.append(ProcSample(section.ref(index), (section.order, index), pid, title, wchan=line.strip()))
-    for match in _STAT.finditer(text):
+    for match in _STAT.finditer(text) if ") R " in text or ") S " in text or ") D " in text or ") Z " in text else ():
         index, ref = section.cite_match(match)
         ticks = int(match.group(4)) + int(match.group(5))
         case.procs.append(
             ProcSample(ref, (section.order, index), int(match.group(1)), match.group(2), match.group(3).upper(), ticks=ticks)
         )
-    stack = list(_KSTACK.finditer(text))
+    stack = list(_KSTACK.finditer(text)) if "[<" in text else []
     if stack:
         index, ref = section.cite_match(stack[0])
         section.claim(index, section.index_at(stack[-1].start()))
         names = tuple(match.group(1).split("+", 1)[0] for match in stack[:64])
         case.procs.append(ProcSample(ref, (section.order, index), pid, title, kernel_stack=names))
-    for match in _GONE.finditer(text):
+    for match in _GONE.finditer(text) if any(word in text for word in _GONE_WORDS) else ():
         index, ref = section.cite_match(match)
         gone = next((group for group in match.groups() if group is not None), None)
         if gone is not None:

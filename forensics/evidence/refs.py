@@ -43,6 +43,7 @@ class Hints:
     """What a heading or a file name claims about the part below it. Claims, not measurements: rules quote them as reported.
 
     ``repeat``: "same" (taken twice, identical), "moved" (samples differ) or None. ``seconds_apart``: between the samples.
+    ``samples``: how many were taken, where it says so.
     """
 
     rank: int | None = None
@@ -51,6 +52,7 @@ class Hints:
     ranks_all: bool = False
     repeat: Literal["same", "moved"] | None = None
     seconds_apart: float | None = None
+    samples: int | None = None
 
 
 _RANK = re.compile(r"(?i)\brank[ _#=:-]?(\d{1,5})\b|(?<![A-Za-z])TP[ _]?(\d{1,4})\b|(?i:rank)(\d{1,5})")
@@ -65,6 +67,10 @@ _ENGINE = re.compile(r"(?i)engine[ _-]?core")
 _WORKER = re.compile(r"(?i)\bworkers?\b|VllmWorker|RayWorker|\bTP[ _]?\d")
 _API = re.compile(r"(?i)api[ _-]?server|\bfrontend\b")
 _ALL_RANKS = re.compile(r"(?i)\b(?:both|all|every|each)\b[^=]{0,20}\b(?:ranks?|workers?)\b")
+_SAMPLE_WORDS = {"twice": 2, "two": 2, "three": 3, "thrice": 3, "four": 4, "five": 5}
+_SAMPLES_TIMES = re.compile(
+    r"(?i)\b(two|three|four|five|\d{1,2})[ -]?(?:times|samples?|dumps?|looks?|scrapes?|queries|x\b)|\b(twice|thrice)\b"
+)
 _UNIT_SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "ms": 0.001}
 
 
@@ -92,7 +98,16 @@ def hints_of(heading: str) -> Hints:
         ranks_all=bool(_ALL_RANKS.search(heading)),
         repeat=repeat,
         seconds_apart=float(apart.group(1)) * _UNIT_SECONDS[apart.group(2).lower()] if apart else None,
+        samples=_sample_count(heading),
     )
+
+
+def _sample_count(heading: str) -> int | None:
+    match = _SAMPLES_TIMES.search(heading)
+    if match is None:
+        return None
+    word = (match.group(1) or match.group(2)).lower()
+    return int(word) if word.isdigit() else _SAMPLE_WORDS[word]
 
 
 @dataclass(slots=True)

@@ -115,7 +115,8 @@ def _loop_of(body: list[CodeLine], branch: re.Match[str], pc: int, first: int, l
         offset = next((entry.offset for entry in body if entry.address == pc), None)
         return PollLoop(
             first, last, loaded, right, ends, scope, offset,
-            tuple((entry.offset if entry.offset is not None else entry.address, entry.text) for entry in body), pc, item.address, overwrites,
+            tuple((entry.offset if entry.offset is not None else entry.address, entry.text) for entry in body), pc, item.address,
+                overwrites,
         )  # fmt: skip
     return None
 

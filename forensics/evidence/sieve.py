@@ -31,28 +31,44 @@ _HEAD_BYTES = 24 << 20
 _TAIL_BYTES = 24 << 20
 _BLOCK_LINES = 160
 #: After so many hits in one file a needle is thinned: the first and last few of each chunk.
-_PLENTY = 20_000
+_PLENTY = 3_000
 _PER_CHUNK = 12
+#: Needles of lines that a healthy server prints all the time: how many to take before thinning.
+_PLENTY_OF = {"generation throughput": 8_000, " %, ": 8_000, "/completions HTTP": 60, '" 500': 200, " PID ": 400}
 
 _LINE_NEEDLES = (
-    "block found in", "RPC call to", "fatal error", "EngineDead", "died unexpectedly", "Worker exit type", "ActorDied", "The actor ",
-    "Main process exited", "OOMKilled", "OOM killer", "Exit Code:", "[shutdown]", "SIGTERM", "SIGINT", "startup complete", "load model",
-    "Filesystem type", "Loading weights", "shards:", "loading took", "Dynamo", "torch.compile", "a graph for", "Capturing", "Graph capturing",
-    "init engine", "during inference", " JIT ", "JIT-", "ninja", "nvcc", "FAILED: ", "cicc", "ptxas", ".lock", "Aborted", "Aborting", "aborted",
-    "lient disconnected", "lient closed", "lient has", '" 499', "CUDA error", "CUDA driver error", "CUDA_ERROR_", "cudaError", "CUDBG_EXCEPTION",
+    "block found in", "RPC call to", "fatal error", "EngineDead", "died unexpectedly", "Worker exit type", "ActorDied",
+    "The actor ",
+    "Main process exited", "OOMKilled", "OOM killer", "Exit Code:", "[shutdown]", "SIGTERM", "SIGINT", "startup complete",
+    "load model",
+    "Filesystem type", "Loading weights", "shards:", "loading took", "Dynamo", "torch.compile", "a graph for", "Capturing",
+    "Graph capturing",
+    "init engine", "during inference", " JIT ", "JIT-", "ninja", "nvcc", "FAILED: ", "cicc", "ptxas", ".lock", "Aborted",
+    "Aborting", "aborted",
+    "lient disconnected", "lient closed", "lient has", '" 499', "CUDA error", "CUDA driver error", "CUDA_ERROR_", "cudaError",
+    "CUDBG_EXCEPTION",
     "total_ctas", "oversubscribe", "ooperative launch", "too many resources", "NCCL WARN", "ncclRemoteError", "ncclSystemError",
-    "ncclInternalError", "rid sync", "DeepEP", "REMOTE_KV", "KV load failure", "NIXL transfer", "expired KV", "remote KV", "timed out", "unreachable",
-    "reempt", "mismatch", "disagree", "beyond its", "last enqueued", "Watchdog caught", "Dumping ", "Exception: ", "Error: ", "V1 LLM engine",
-    "API server version", "nccl==", "NCCL version", "flashinfer==", "flashinfer-python", "parallel_size", "Parent process exited", "Xid (",
-    "ut of memory", "oom-kill:", "fallen off the bus", "blocked for more than", "segfault at", "traps: ", "ink down", "ink Down", "RmInitAdapter",
-    "GSP RPC", "uvm_spin", "GPU is lost", "device handle", "rchar: ", "read_bytes: ", "State:\t", "wchan", "Operation not permitted", "UNW_EBADREG",
-    "already traced", "No CUDA ", "cudbg", "ptrace: ", "No such process", "vllm:num_requests", "vllm:generation_tokens", "vllm:prompt_tokens_total",
-    "vllm:kv_cache_usage", "vllm:num_preemptions", "vllm:request_success", "vllm:iteration_tokens", "DCGM_FI_DEV_", "=== ", "==> ", "503 Service", '" 500',
+    "ncclInternalError", "rid sync", "DeepEP", "REMOTE_KV", "KV load failure", "NIXL transfer", "expired KV", "remote KV",
+    "timed out", "unreachable",
+    "reempt", "mismatch", "disagree", "beyond its", "last enqueued", "Watchdog caught", "Dumping ", "Exception: ", "Error: ",
+    "V1 LLM engine",
+    "API server version", "nccl==", "NCCL version", "flashinfer==", "flashinfer-python", "parallel_size", "Parent process exited",
+    "Xid (",
+    "ut of memory", "oom-kill:", "fallen off the bus", "blocked for more than", "segfault at", "traps: ", "ink down", "ink Down",
+    "RmInitAdapter",
+    "GSP RPC", "uvm_spin", "GPU is lost", "device handle", "rchar: ", "read_bytes: ", "State:\t", "wchan",
+    "Operation not permitted", "UNW_EBADREG",
+    "already traced", "No CUDA ", "cudbg", "ptrace: ", "No such process", "vllm:num_requests", "vllm:generation_tokens",
+    "vllm:prompt_tokens_total",
+    "vllm:kv_cache_usage", "vllm:num_preemptions", "vllm:request_success", "vllm:iteration_tokens", "DCGM_FI_DEV_", "=== ", "==> ",
+    "503 Service", '" 500',
 )  # fmt: skip
-_FREQUENT_NEEDLES = ("generation throughput", " %, ", "/completions HTTP", "completions HTTP")
+_FREQUENT_NEEDLES = ("generation throughput", " %, ", "/completions HTTP")
 _BLOCK_NEEDLES = (
-    "(idle)", "(active)", "(active+gil)", "(gil)", "Traceback for thread", "(LWP ", "most recent call first", "SMs Mask", "BlockIdx", "Active Lanes",
-    "Switching focus to CUDA", "arrival_counter", ">>> (", "Communicators...", "operation counts", "Job summary", "CUDA Exception", "PID PPID",
+    "(idle)", "(active)", "(active+gil)", "(gil)", "Traceback for thread", "(LWP ", "most recent call first", "SMs Mask",
+    "BlockIdx", "Active Lanes",
+    "Switching focus to CUDA", "arrival_counter", ">>> (", "Communicators...", "operation counts", "Job summary", "CUDA Exception",
+    "PID PPID",
     " PID ", "NVSMI LOG", "| NVIDIA-SMI", "# gpu ",
 )  # fmt: skip
 #: Four-byte pieces with rare letters make fewer false candidates.
@@ -82,10 +98,11 @@ def _hash(piece: bytes) -> int:
     return ((int.from_bytes(piece, "little") * _MULTIPLIER) & 0xFFFFFFFF) >> 16
 
 
-def _build() -> tuple[NDArray[np.uint8], dict[bytes, list[_Needle]]]:
+def _build() -> tuple[NDArray[np.uint8], dict[bytes, list[_Needle]], dict[int, int]]:
     table = np.zeros(65536, np.uint8)
     pieces: dict[bytes, list[_Needle]] = {}
     numbers: dict[bytes, int] = {}
+    plenty: dict[int, int] = {}
     for block, texts in ((False, _LINE_NEEDLES), (False, _FREQUENT_NEEDLES), (True, _BLOCK_NEEDLES)):
         for name in texts:
             text = name.encode()
@@ -94,10 +111,11 @@ def _build() -> tuple[NDArray[np.uint8], dict[bytes, list[_Needle]]]:
             number = numbers.setdefault(piece, min(len(numbers) + 1, 255))
             table[_hash(piece)] = number
             pieces.setdefault(piece, []).append(_Needle(text, offset, number, block))
-    return table, pieces
+            plenty[number] = max(plenty.get(number, 0), _PLENTY_OF.get(name, _PLENTY))
+    return table, pieces, plenty
 
 
-_TABLE, _PIECES = _build()
+_TABLE, _PIECES, _LIMITS = _build()
 
 
 def _chunks(stream: Readable) -> Iterator[tuple[bytes, bool]]:
@@ -278,7 +296,7 @@ def _thin(
     where: NDArray[np.intp], which: NDArray[np.uint8], seen: dict[int, int]
 ) -> tuple[NDArray[np.intp], NDArray[np.uint8], bool]:
     """Needles that were met very often keep their first and last hits of a chunk only."""
-    plenty = [number for number, count in seen.items() if count > _PLENTY]
+    plenty = [number for number, count in seen.items() if count > _LIMITS[number]]
     if not plenty:
         return where, which, False
     keep = np.ones(len(where), bool)

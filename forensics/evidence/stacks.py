@@ -91,7 +91,7 @@ class _Builder:
         self.case.threads.append(
             ThreadSample(
                 tool, ref, kept, thread, tid, pid, self.title, role, rank, active, gil, word, inside,
-                seen[key] - 1, hints.repeat, (self.section.order, index),
+                seen[key] - 1, hints.repeat, hints.samples, (self.section.order, index),
             )
         )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _read_spy(section: Section, case: CaseFile) -> None:
         if process:
             builder.pid, builder.title = int(process.group(1)), process.group(2).strip()[:200]
             section.claim(index)
-        elif line.startswith("Python v") or line.startswith("Parent Process "):
+        elif line.startswith(("Python v", "Parent Process ")):
             section.claim(index)
         else:
             thread = _SPY_THREAD.match(line)

@@ -1,4 +1,4 @@
-"""What happened when, on one axis: events for reading, series for drawing. Long series are thinned by keeping extremes of equal parts."""
+"""What happened when, on one axis: events for reading, series for drawing. Long series are thinned to extremes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ _MAX_EVENTS = 1_000
 _MAX_POINTS = 600
 #: Event kinds worth a mark, and their words.
 _MARKS = {
-    "shm-wait": "engine waits for a worker", "rpc-timeout": "RPC timed out", "fatal": "engine fatal error", "engine-dead": "engine dead",
-    "worker-died": "worker died", "engine-proc-died": "engine process died", "serving": "start-up complete", "load-start": "weights: begin",
-    "load-done": "weights: done", "compile-start": "compile: begin", "compile-done": "compile: done", "capture-done": "graphs captured",
-    "init-done": "engine initialised", "jit": "compiled during inference", "build-failed": "a build failed", "abort": "client abort",
-    "cuda-error": "CUDA error", "coredump-exception": "GPU exception", "launch-refused": "launch refused", "nccl-warn": "NCCL warning",
-    "shutdown": "shutdown", "kv-transfer": "KV transfer", "deepep-timeout": "DeepEP timeout", "grid-sync-timeout": "grid sync timeout",
+    "shm-wait": "engine waits for a worker", "rpc-timeout": "RPC timed out", "fatal": "engine fatal error",
+    "engine-dead": "engine dead",
+    "worker-died": "worker died", "engine-proc-died": "engine process died", "serving": "start-up complete",
+    "load-start": "weights: begin",
+    "load-done": "weights: done", "compile-start": "compile: begin", "compile-done": "compile: done",
+    "capture-done": "graphs captured",
+    "init-done": "engine initialised", "jit": "compiled during inference", "build-failed": "a build failed",
+    "abort": "client abort",
+    "cuda-error": "CUDA error", "coredump-exception": "GPU exception", "launch-refused": "launch refused",
+    "nccl-warn": "NCCL warning",
+    "shutdown": "shutdown", "kv-transfer": "KV transfer", "deepep-timeout": "DeepEP timeout",
+    "grid-sync-timeout": "grid sync timeout",
 }  # fmt: skip
 
 
@@ -37,7 +43,14 @@ class TimelineEvent:
     ref: Ref
 
     def row(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "when": self.when, "kind": self.kind, "text": self.text, "source": self.ref.source, "first": self.ref.first}
+        return {
+            "seconds": self.seconds,
+            "when": self.when,
+            "kind": self.kind,
+            "text": self.text,
+            "source": self.ref.source,
+            "first": self.ref.first,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,11 @@ class Timeline:
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        return {"axis": list(self.notes), "events": [e.row() for e in self.events], "series": {k: [list(p) for p in v] for k, v in self.series.items()}}
+        return {
+            "axis": list(self.notes),
+            "events": [e.row() for e in self.events],
+            "series": {k: [list(p) for p in v] for k, v in self.series.items()},
+        }
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -82,8 +99,12 @@ def timeline(view: View) -> Timeline:
         repeated[event.kind] = repeated.get(event.kind, 0) + 1
         if repeated[event.kind] <= 200:
             add(event, event.kind, words)
-    for event in case.kernel[:200]:
-        add(event, event.kind, f"Xid {event.number}" if event.kind in ("xid", "sxid") else f"{event.kind}: {event.name or event.detail[:80]}")
+    for entry in case.kernel[:200]:
+        add(
+            entry,
+            entry.kind,
+            f"Xid {entry.number}" if entry.kind in ("xid", "sxid") else f"{entry.kind}: {entry.name or entry.detail[:80]}",
+        )
     for wait in case.watchdog[:200]:
         if wait.waited_ms:
             add(wait, "nccl-watchdog", f"NCCL watchdog: rank {wait.rank}, {wait.operation} {wait.sequence}")

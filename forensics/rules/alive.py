@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ..evidence.facts import KernelEvent, LogEvent
+from ..evidence.refs import Ref
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
 from .view import View
 
@@ -53,7 +54,7 @@ def rule_worker_dead(view: View) -> Iterator[Finding]:
     genuine = [e for e in died if not any(view.before(t, e) for t in given_up) and not _planned(view, e)]
     after = [e for e in died if e not in genuine]
     ours, others = _ooms(view, pids)
-    segfaults = [e for e in view.case.kernel if e.kind == "segfault" and _OURS.search(e.name)]
+    segfaults = [e for e in view.case.kernel if e.kind == "segfault" and _OURS.search(e.name) and view.kernel_link(e) != "old"]
     if genuine:
         yield _death(view, genuine, ours, segfaults)
         return
@@ -63,10 +64,12 @@ def rule_worker_dead(view: View) -> Iterator[Finding]:
             rule, "worker-dead", f"{why}: a consequence", [*(e.ref for e in given_up[:2]), *(e.ref for e in after)], FAIR
         )
         return
-    early_ooms = [e for e in ours if not any(view.before(t, e) for t in given_up)]
+    early_ooms = [e for e in ours if not any(view.before(t, e) for t in given_up) and view.kernel_link(e) != "old"]
     if early_ooms:
         named = [e for e in early_ooms if _TITLE.search(e.name) or e.pid in pids]
-        yield supported(rule, "worker-dead", FAIR if named else WEAK, f"the OOM killer ended {early_ooms[0].name} (pid {early_ooms[0].pid})",
+        tied = not view.engine_speaks or any(view.kernel_link(e) == "linked" for e in early_ooms)
+        yield supported(rule, "worker-dead", FAIR if named and tied else WEAK, f"the OOM killer ended {early_ooms[0].name} (pid "
+            f"{early_ooms[0].pid})",
                         [e.ref for e in early_ooms], "oom-killed")  # fmt: skip
         return
     pods = view.events("pod-oom")
@@ -88,7 +91,8 @@ def rule_worker_dead(view: View) -> Iterator[Finding]:
     units = [e for e in view.events("unit-killed") if e.fields.get("how") in ("killed", "dumped")]
     if units:
         kill = "KILL" in units[0].fields.get("status", "")
-        yield supported(rule, "worker-dead", WEAK if kill else FAIR, "the unit's main process was ended by a signal", [e.ref for e in units],
+        yield supported(rule, "worker-dead", WEAK if kill else FAIR, "the unit's main process was ended by a signal",
+            [e.ref for e in units],
                         None if kill else "signal")  # fmt: skip
         return
     gone = [
@@ -98,7 +102,7 @@ def rule_worker_dead(view: View) -> Iterator[Finding]:
     ]
     dead = [q for q in view.case.ras if q.dead_processes or any(c.dead for c in q.comms)]
     missing = _missing_from_table(view)
-    refs = [*(s.ref for s in gone), *(q.ref for q in dead), *(ref for ref in missing)]
+    refs = [*(s.ref for s in gone), *(q.ref for q in dead), *missing]
     if gone or missing:
         yield supported(rule, "worker-dead", FAIR, "a process of the engine is gone", refs)
         return
@@ -139,7 +143,7 @@ def _death(view: View, genuine: list[LogEvent], ours: list[KernelEvent], segfaul
     signals = [s for s in (_signal(c) for c in codes) if s is not None]
     refs = [e.ref for e in genuine]
     name = genuine[0].fields.get("name", "a worker")
-    killed = [e for e in ours if not any(view.before(d, e) for d in genuine)]
+    killed = [e for e in ours if not any(view.before(d, e) for d in genuine) and view.kernel_link(e) != "old"]
     pods = view.events("pod-oom")
     # Older releases print no exit code; a kill without the kernel's word may be the OOM killer or an operator: no cause then.
     if (killed or pods) and (not signals or 9 in signals):
@@ -162,7 +166,7 @@ def _death(view: View, genuine: list[LogEvent], ours: list[KernelEvent], segfaul
     return supported("worker-dead", "worker-dead", STRONG, f"{name} died (this release prints no exit code)", refs)
 
 
-def _missing_from_table(view: View) -> list:  # type: ignore[type-arg]
+def _missing_from_table(view: View) -> list[Ref]:
     """Lines of workers that the log names and a listing of the same processes lacks."""
     listed = {s.pid for s in view.process_table}
     if not any(_TITLE.search(s.name) for s in view.process_table):

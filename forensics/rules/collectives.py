@@ -1,4 +1,4 @@
-"""collective-desync and collective-stuck. The rank that waits inside a collective is the victim; the question is why the late one is late.
+"""collective-desync and collective-stuck. The rank that waits inside a collective is the victim; why is the late one late?
 
 RAS counts that differ and stay, plus a late rank that was seen elsewhere, are a divergence. The same counts with a late rank that
 compiles, sits on the GPU or is dead are that rank's trouble, not a divergence: without a look at it the answer stays weak.
@@ -18,7 +18,8 @@ from .view import Process, View
 __all__ = ["late_ranks", "rule_collective_stuck", "rule_counts", "rule_flight", "rule_opposing_stacks"]
 
 _TRANSPORT = re.compile(
-    r"NET/(?:IB|Socket|OFI)|ibv_|IBV_|completion from peer|Connection (?:closed|reset|refused|timed out)|remote peer|socketPoll|link|async error|status=12"
+    r"NET/(?:IB|Socket|OFI)|ibv_|IBV_|completion from peer|Connection (?:closed|reset|refused|timed out)|remote peer|socketPoll|"
+    r"link|async error|status=12"
     r"|transport|unhandled system error|ncclRemoteError|ncclSystemError|P2P|NVLink|timed out", re.IGNORECASE
 )  # fmt: skip
 
@@ -90,7 +91,7 @@ def late_ranks(view: View) -> list[tuple[int, int | None]]:
 
 
 def _elsewhere(process: Process) -> tuple[str, Ref] | None:
-    """What a late rank does, where that is neither waiting for the GPU nor compiling nor loading: control flow took it elsewhere."""
+    """What a late rank does, if neither waiting for the GPU nor compiling nor loading: control flow took it elsewhere."""
     main = process.main
     if main is None:
         return None
@@ -101,8 +102,9 @@ def _elsewhere(process: Process) -> tuple[str, Ref] | None:
     return None
 
 
-def _watchdog_confirms(view: View, high: int | None) -> list[Ref]:
-    return [w.ref for w in view.case.watchdog if w.waited_ms and (high is None or w.sequence is None or w.sequence == high or True)]
+def _watchdog_refs(view: View) -> list[Ref]:
+    """The watchdog waited its whole time for a collective."""
+    return [w.ref for w in view.case.watchdog if w.waited_ms]
 
 
 def rule_counts(view: View) -> Iterator[Finding]:
@@ -135,7 +137,7 @@ def rule_counts(view: View) -> Iterator[Finding]:
         if mismatch.stays is False:
             yield contradicted(rule, "collective-desync", "the mismatch changes between the queries: normal traffic", refs)
             continue
-        timeouts = _watchdog_confirms(view, mismatch.amount[1])
+        timeouts = _watchdog_refs(view)
         stays = mismatch.stays or bool(timeouts)
         what = f"{mismatch.operation}: launched up to {mismatch.amount[0]} and {mismatch.amount[1]}" + (
             f", behind: rank {', '.join(map(str, mismatch.late))}" if mismatch.late else ""
@@ -180,7 +182,8 @@ def rule_counts(view: View) -> Iterator[Finding]:
 
 
 _PLACES = {
-    "worker-dequeue": "is back at the engine's queue", "queue-get": "waits for work", "engine-idle": "is idle", "collective": "is in another collective",
+    "worker-dequeue": "is back at the engine's queue", "queue-get": "waits for work", "engine-idle": "is idle",
+    "collective": "is in another collective",
     "collective-native": "is in another collective", "schedule": "is scheduling",
 }  # fmt: skip
 
@@ -210,7 +213,8 @@ def rule_opposing_stacks(view: View) -> Iterator[Finding]:
     if len(inside) > 1 and not outside:
         different = {_operation(p) for p in inside}
         if len(different) > 1 and all(different):
-            yield supported(rule, "collective-desync", WEAK, f"ranks stand in different collectives: {', '.join(sorted(different))}",
+            yield supported(rule, "collective-desync", WEAK, "ranks stand in different collectives: "
+                f"{', '.join(sorted(different))}",
                             [p.main.ref for p in inside if p.main], None)  # fmt: skip
             return
     yield unknown(rule, "collective-desync", "no opposing stacks", "py-spy dump --pid PID of every rank")
@@ -249,7 +253,8 @@ def rule_flight(view: View) -> Iterator[Finding]:
     rule = "flight-recorder"
     dumps = [d for d in view.case.flights if not d.empty]
     if len(dumps) < 2:
-        yield unknown(rule, "collective-desync", "fewer than two ranks' flight-recorder dumps" if view.case.flights else "no flight recorder",
+        yield unknown(rule, "collective-desync", "fewer than two ranks' flight-recorder dumps"
+            if view.case.flights else "no flight recorder",
                       "TORCH_FR_BUFFER_SIZE=2000 and the dump of every rank")  # fmt: skip
         return
     refs = [d.ref for d in dumps]
@@ -271,7 +276,8 @@ def rule_flight(view: View) -> Iterator[Finding]:
         spots = [p for rank in late if (p := view.process_of_rank(rank)) is not None]
         elsewhere = [s for p in spots if (s := _elsewhere(p)) is not None]
         if elsewhere and len(elsewhere) == len(late):
-            yield supported(rule, "collective-desync", STRONG, f"rank {', '.join(map(str, late))} enqueued fewer collectives and is elsewhere",
+            yield supported(rule, "collective-desync", STRONG, f"rank {', '.join(map(str, late))} enqueued fewer collectives and "
+                "is elsewhere",
                             [*refs, *(s[1] for s in elsewhere)], "diverged")  # fmt: skip
         else:
             strength = FAIR if _quiet_log(view) and not spots else WEAK
@@ -327,7 +333,7 @@ def _transport_refs(view: View) -> list[Ref]:
 
 
 def rule_collective_stuck(view: View) -> Iterator[Finding]:
-    """All ranks are in the same collective. What is resident on the GPUs decides; the watchdog alone cannot tell a kernel ahead of it."""
+    """All ranks are in the same collective. What is resident on the GPUs decides: the watchdog cannot tell a kernel ahead of it."""
     rule = "collective-stuck"
     resident = {
         (d.rank if d.rank is not None else d.pid): next((k for k in d.kernels or () if k.family == "nccl"), None)
@@ -400,7 +406,8 @@ def rule_collective_stuck(view: View) -> Iterator[Finding]:
         )
         return
     if same or everyone:
-        yield supported(rule, "collective-stuck", WEAK, "all ranks seen wait for the same collective; a kernel ahead of it would look the same",
+        yield supported(rule, "collective-stuck", WEAK, "all ranks seen wait for the same collective; a kernel ahead of it would "
+                                                        "look the same",
                         [*watch_refs, *(p.main.ref for p in native if p.main)])  # fmt: skip
         return
     yield unknown(rule, "collective-stuck", "no collective was seen on all ranks", "cuda-gdb of every rank: info cuda kernels")

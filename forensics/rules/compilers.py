@@ -1,7 +1,8 @@
 """host-jit-compile and host-jit-lock: a rank compiles, or waits for a build that nobody finishes.
 
 vLLM's monitor prints "JIT compilation during inference" after the compile has ended, so that line alone does not show a compile
-under way. A waiting lock is legitimate while somebody builds: the lock class needs a dead holder, a failed build, or nobody at work.
+under way. A waiting lock is legitimate while somebody builds: the lock class needs a dead holder, a failed build, or nobody at
+work.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def rule_compile_log(view: View) -> Iterator[Finding]:
             rule,
             "host-jit-compile",
             FAIR,
-            f"the late rank {sorted(late)[0]} reported compiling during inference",
+            f"the late rank {min(late)} reported compiling during inference",
             [e.ref for e in matching],
         )
         return
@@ -125,8 +126,7 @@ def rule_compile_log(view: View) -> Iterator[Finding]:
 
 def _holder_dead(view: View) -> list[Ref]:
     """A lock file's holder that is not there any more: gone, defunct, or absent from a process list."""
-    refs = [s.ref for s in view.case.procs if s.gone or s.state == "Z"]
-    return refs
+    return [s.ref for s in view.case.procs if s.gone or s.state == "Z"]
 
 
 def rule_build_lock(view: View) -> Iterator[Finding]:

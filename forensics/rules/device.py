@@ -15,7 +15,15 @@ from ..records import Diagnosis
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
 from .view import View
 
-__all__ = ["KernelJudgement", "judge_kernel", "rule_crossrank", "rule_device_barrier", "rule_device_judged", "rule_device_read", "satisfied"]
+__all__ = [
+    "KernelJudgement",
+    "judge_kernel",
+    "rule_crossrank",
+    "rule_device_barrier",
+    "rule_device_judged",
+    "rule_device_read",
+    "satisfied",
+]
 
 _FEW = 8
 
@@ -56,7 +64,7 @@ def _linear(kernel: DeviceKernel, block: tuple[int, int, int]) -> int:
 
 
 def judge_kernel(kernel: DeviceKernel, num_sms: int | None, *, certain_stuck: bool, crowded: bool) -> KernelJudgement | None:
-    """``certain_stuck``: tokens are frozen or two looks agree. ``crowded``: another kernel is resident too. None: nothing to say."""
+    """``certain_stuck``: tokens are frozen or two looks agree. ``crowded``: another kernel is resident. None: nothing to say."""
     meanings = {block.meaning for block in kernel.blocks or ()}
     poll = next((p for p in kernel.polls if p.value is not None and p.target is not None), None) or next(iter(kernel.polls), None)
     name = kernel.name.split("(")[0][:120] or "a kernel"
@@ -122,21 +130,26 @@ def _spin(
     shown = ", ".join(str(b.index[0]) if b.index[1:] == (0, 0) else str(b.index) for b in blocks[:6]) + (
         "…" if len(blocks) > 6 else ""
     )
-    text = f"{name}: {len(blocks)} of {_total(kernel) or '?'} blocks resident ({shown or 'not listed'}), {equation}{'; ' + why if why else ''}"
+    resident = f"{len(blocks)} of {_total(kernel) or '?'} blocks resident ({shown or 'not listed'})"
+    text = f"{name}: {resident}, {equation}{'; ' + why if why else ''}"
     return KernelJudgement("gpu-spin-barrier", cause, strength, text, poll, group)
 
 
 def _spin_cause(kernel: DeviceKernel, poll: Poll | None, num_sms: int | None, crowded: bool) -> tuple[str | None, int | None, str]:
     """Cause, group size and the reason; None where the four numbers do not decide."""
     targets = {p.target for p in kernel.polls if p.target is not None}
-    if poll is None or poll.value is None or poll.target is None or kernel.blocks is None or not kernel.blocks:
-        return None, kernel.group_size, ""
-    value, target = poll.value, poll.target
-    resident = sorted(_linear(kernel, b.index) for b in kernel.blocks)
     total = _total(kernel)
     group = kernel.group_size
-    if group is None and target <= (total or target) and target > len(resident) and resident == list(range(len(resident))):
-        group = None
+    if not kernel.blocks:
+        return None, group, ""
+    resident = sorted(_linear(kernel, b.index) for b in kernel.blocks)
+    first_ones = total is not None and resident == list(range(len(resident))) and len(resident) < total
+    never = f"blocks 0 to {len(resident) - 1} are resident and the other {(total or 0) - len(resident)} never started: no room"
+    if poll is None or poll.value is None or poll.target is None:
+        if first_ones and _device_full(len(resident), num_sms, crowded) and (poll is None or poll.value in (None, len(resident))):
+            return "not-co-resident", group, never
+        return None, group, ""
+    value, target = poll.value, poll.target
     spot = _linear(kernel, poll.block) if poll.block is not None else resident[0]
     members = (
         [b for b in resident if group is not None and b // group == spot // group]
@@ -247,7 +260,12 @@ def rule_device_judged(view: View) -> Iterator[Finding]:
             strength = min(strength, FAIR)
         yield supported(rule, verdict.class_, strength, verdict.sentence, [facts.ref], verdict.cause)
     if not found:
-        yield unknown(rule, "gpu-spin-barrier", "no device state that the full reader could judge", "a GPU core dump or a whole cuda-gdb transcript")
+        yield unknown(
+            rule,
+            "gpu-spin-barrier",
+            "no device state that the full reader could judge",
+            "a GPU core dump or a whole cuda-gdb transcript",
+        )
 
 
 def rule_device_barrier(view: View) -> Iterator[Finding]:
@@ -259,7 +277,13 @@ def rule_device_barrier(view: View) -> Iterator[Finding]:
         yield supported(rule, judged.class_, judged.strength, where + judged.text, [kernel.ref, facts.ref], judged.cause)
     if not found and not any(facts.kernels for facts in view.devices):
         failures = [f for f in view.case.failures if "device" in f.what]
-        yield unknown(rule, "gpu-spin-barrier", "the device state was not read", "a cuda-gdb attach, or a user-triggered GPU core dump", [f.ref for f in failures])
+        yield unknown(
+            rule,
+            "gpu-spin-barrier",
+            "the device state was not read",
+            "a cuda-gdb attach, or a user-triggered GPU core dump",
+            [f.ref for f in failures],
+        )
 
 
 def rule_crossrank(view: View) -> Iterator[Finding]:

@@ -19,7 +19,8 @@ __all__ = ["rule_device_exception", "rule_launch_refused", "rule_lost_device", "
 
 _OURS = re.compile(r"vllm|python|pt_main|ray|sglang|Engine|Worker|trtllm|tritonserver", re.IGNORECASE)
 _ILLEGAL = re.compile(
-    r"illegal memory access|IllegalAddress|ILLEGAL_ADDRESS|Illegal Address|OUT_OF_RANGE|Out Of Range|MMU Fault|ACCESS_TYPE|FAULT_P[DT]E|ILLEGAL_INSTRUCTION_ADDRESS"
+    r"illegal memory access|IllegalAddress|ILLEGAL_ADDRESS|Illegal Address|OUT_OF_RANGE|Out Of Range|MMU Fault|ACCESS_TYPE|"
+    r"FAULT_P[DT]E|ILLEGAL_INSTRUCTION_ADDRESS"
 )
 _MISALIGNED = re.compile(r"misaligned|MISALIGNED|Misaligned")
 _CLUSTER = re.compile(
@@ -29,15 +30,16 @@ _CLUSTER = re.compile(
 )
 _FAULT_TEXT = re.compile(
     r"illegal|IllegalAddress|ILLEGAL|misaligned|MISALIGNED|assert|ASSERT|launch failure|LAUNCH_FAILED|LaunchFailure|hardware stack|"
-    r"HARDWARE_STACK|invalid program counter|INVALID_PC|invalid address space|INVALID_ADDRESS_SPACE|cluster|exception|ecc|ECC", re.IGNORECASE
+    r"HARDWARE_STACK|invalid program counter|INVALID_PC|invalid address space|INVALID_ADDRESS_SPACE|cluster|"
+    r"exception|ecc|ECC", re.IGNORECASE
 )  # fmt: skip
 _NO_FAULT = re.compile(
-    r"out of memory|OUT_OF_MEMORY|MemoryAllocation|no kernel image|NoKernelImage|initialization error|not ready|invalid argument|InvalidValue"
+    r"out of memory|OUT_OF_MEMORY|MemoryAllocation|no kernel image|NoKernelImage|initialization error|not ready|invalid argument|"
+    r"InvalidValue"
     r"|NO_DEVICE|driver version|insufficient|peer access",
     re.IGNORECASE,
 )
 _LOST_TEXT = re.compile(r"ecc|ECC_UNCORRECTABLE|fallen off|DEVICE_UNAVAILABLE|device is lost|SYSTEM_NOT_READY")
-_LATE_SECONDS = 1800.0
 
 
 def cause_of(text: str) -> str | None:
@@ -55,27 +57,15 @@ def _foreign(event: KernelEvent) -> bool:
     return bool(event.name) and event.name != "<unknown>" and not _OURS.search(event.name)
 
 
-def _old(view: View, event: KernelEvent) -> bool:
-    """Tokens flowed after it, or it lies long before the first symptom."""
-    for line in view.case.stats:
-        if line.generation_rate > 0 and view.before(event, line):
-            return True
-    placed = view.time(event)
-    moments = [t for t in (view.time(s) for s in view.symptoms) if t is not None]
-    if placed is None or not moments:
-        return False
-    return min(moments) - placed > _LATE_SECONDS and any(view.case.axis.comparable(event.at, s.at) for s in view.symptoms)
-
-
 def _in_window(view: View, events: list[KernelEvent]) -> tuple[list[KernelEvent], list[KernelEvent]]:
-    good = [e for e in events if not _foreign(e) and not _old(view, e)]
+    good = [e for e in events if not _foreign(e) and view.kernel_link(e) != "old"]
     return good, [e for e in events if e not in good]
 
 
 def rule_lost_device(view: View) -> Iterator[Finding]:
     lost = [e for e in view.case.kernel if (e.kind == "xid" and e.number in XID_LOST) or e.kind == "gpu-gone" or e.kind == "sxid"]
     good, other = _in_window(view, lost)
-    hard = [e for e in good if e.number not in (74,) and e.kind != "sxid"]
+    hard = [e for e in good if e.number != 74 and e.kind != "sxid"]
     gone = [g for g in view.case.gpus if g.lost]
     texts = [e for e in view.events("cuda-error") if _LOST_TEXT.search(" ".join(e.fields.values()))]
     unkillable = [p for p in view.case.procs if any(name.startswith("uvm_spin") for name in p.kernel_stack)]
@@ -87,7 +77,8 @@ def rule_lost_device(view: View) -> Iterator[Finding]:
         )
         strength = STRONG if hard or any("lost" in g.ref.text for g in gone) else FAIR
         yield supported("lost-device", "gpu-lost", strength, words or "nvidia-smi says that the GPU is lost",
-                        [*(e.ref for e in hard), *(g.ref for g in gone)], "xid" if any(e.number for e in hard) else None)  # fmt: skip
+                        [*(e.ref for e in hard), *(g.ref for g in gone)], "xid" if any(e.number for e in hard)
+                            else None)  # fmt: skip
     elif good or texts or unkillable:
         yield supported("lost-device", "gpu-lost", WEAK, "NVLink, ECC or driver trouble that may or may not have cost the device",
                         [*(e.ref for e in good), *(t.ref for t in texts), *(p.ref for p in unkillable)])  # fmt: skip
@@ -137,7 +128,8 @@ def rule_device_exception(view: View) -> Iterator[Finding]:
         strength = STRONG if explicit else FAIR if any("assert" in t.lower() for t in texts) or len(texts) > 1 else WEAK
         yield supported("device-exception", "gpu-fault", strength, f"CUDA reported: {texts[0][:120]}", refs, cause)
     else:
-        yield contradicted("device-exception", "gpu-fault", "the CUDA error came after the engine had given up: a consequence of ending it",
+        yield contradicted("device-exception", "gpu-fault", "the CUDA error came after the engine had given up: a consequence of "
+            "ending it",
                            [e.ref for e in late], WEAK)  # fmt: skip
 
 
@@ -148,7 +140,13 @@ def rule_xid(view: View) -> Iterator[Finding]:
     late = [e for e in good if any(view.before(t, e) for t in view.gave_up)]
     real = [e for e in good if e not in late and (e.number != 43 or len(good) > 1)]
     if late and not real:
-        yield contradicted(rule_name, "gpu-fault", "the Xid came after the engine had given up: ending a process leaves one too", [e.ref for e in late], WEAK)
+        yield contradicted(
+            rule_name,
+            "gpu-fault",
+            "the Xid came after the engine had given up: ending a process leaves one too",
+            [e.ref for e in late],
+            WEAK,
+        )
         return
     if real:
         cause = next((found for e in real for found in [cause_of(e.detail)] if found == "cluster-target"), None) or next(
@@ -157,6 +155,9 @@ def rule_xid(view: View) -> Iterator[Finding]:
         ours = any(e.name and _OURS.search(e.name) for e in real)
         explicit = any(e.number == 31 or cause_of(e.detail) for e in real)
         strength = STRONG if ours and explicit else FAIR if explicit or len(real) > 1 else WEAK
+        if all(view.kernel_link(e) == "open" for e in real):
+            # Nothing ties it to the rest in time: where the engine speaks and reports no error, it may be an old record.
+            strength = min(strength, WEAK if view.engine_speaks else FAIR)
         numbers = ", ".join(dict.fromkeys(f"Xid {e.number}" for e in real))
         yield supported("xid", "gpu-fault", strength, f"the kernel log has {numbers}", [e.ref for e in real], cause)
     elif good:

@@ -1,7 +1,7 @@
 """What each GPU did last: spin, working, busy, idle, lost or unknown.
 
-NVML's utilisation says that a kernel is resident, not that it works. A spin shows as full utilisation without memory traffic and with
-little power: about 1/5 to 2/5 of what the same card draws when busy (a threshold of one half leaves room). Where the memory
+NVML's utilisation says that a kernel is resident, not that it works. A spin shows as full utilisation without memory traffic and
+with little power: about 1/5 to 2/5 of what the same card draws when busy (a threshold of one half leaves room). Where the memory
 utilisation is not available (GB10), the power against the card's own busy level or limit decides, else nothing does.
 """
 

@@ -11,13 +11,17 @@ from .view import View
 
 __all__ = ["next_step"]
 
-_METRICS = "for i in 1 2; do curl -s --max-time 5 http://127.0.0.1:8000/metrics | grep -E '^vllm:(num_requests|generation_tokens|num_preemptions|kv_cache)'; sleep 30; done"
+_METRICS = (
+    "for i in 1 2; do curl -s --max-time 5 http://127.0.0.1:8000/metrics | "
+    "grep -E '^vllm:(num_requests|generation_tokens|num_preemptions|kv_cache)'; sleep 30; done"
+)
 _SMI = "nvidia-smi --query-gpu=timestamp,index,utilization.gpu,utilization.memory,power.draw,power.limit --format=csv -l 5"
 _RAS = "for i in 1 2; do echo 'verbose status' | nc -q 5 localhost 28028; sleep 30; done"
 _DMESG = "sudo dmesg -T | grep -E 'NVRM|Xid|oom-kill|Killed process|segfault|blocked for more'"
 _PS = "ps -eo pid,ppid,stat,wchan:32,pcpu,etime,args | grep -iE 'vllm|Engine|Worker|ptxas|cicc|nvcc|ninja'"
 _GDB = (
-    "sudo cuda-gdb -p {pid} -batch -iex 'set auto-solib-add off' -ex 'info cuda kernels' -ex 'info cuda blocks' -ex 'info cuda warps' "
+    "sudo cuda-gdb -p {pid} -batch -iex 'set auto-solib-add off' -ex 'info cuda kernels' -ex 'info cuda blocks' -ex 'info "
+    "cuda warps' "
     "-ex 'x/24i $pc-0x80' -ex 'info registers'"
 )
 _SPY = "for i in 1 2; do for p in {pids}; do sudo py-spy dump --pid $p; done; sleep 30; done"
@@ -93,7 +97,8 @@ def next_step(class_: str, strength: int, view: View, open_classes: list[str]) -
         return (
             _DMESG if not view.case.kernel_log_seen
             else "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 CUDA_COREDUMP_SHOW_PROGRESS=1 CUDA_COREDUMP_FILE=/tmp/core_%h_%p.nvcudmp "
-            "CUDA_COREDUMP_GENERATION_FLAGS=skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory vllm serve …"
+            "CUDA_COREDUMP_GENERATION_FLAGS=skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory "
+            "vllm serve …"
         )  # fmt: skip
     if class_ == "gpu-lost":
         return "nvidia-smi -q | grep -E 'GPU 0|Xid|Recovery|Pending|Retired'; sudo dmesg -T | grep -E 'NVRM|Xid'"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..evidence.facts import LogEvent
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
 from .view import View
 
 __all__ = ["rule_client_gone", "rule_idle", "rule_recovered", "rule_slow", "rule_startup"]
 
 
-def _later_trouble(view: View, event) -> bool:  # type: ignore[no-untyped-def]
+def _later_trouble(view: View, event: LogEvent) -> bool:
     """Something after ``event`` says that the engine stopped."""
     bad = view.events("rpc-timeout", "fatal", "worker-died", "engine-proc-died")
     return any(view.before(event, b) for b in bad)
@@ -37,7 +38,7 @@ def rule_startup(view: View) -> Iterator[Finding]:
                 "startup",
             )
             return
-        if calm and work and view.phase in ("started",):
+        if calm and work and view.phase == "started":
             yield supported(
                 rule,
                 "not-hung",
@@ -102,7 +103,8 @@ def rule_recovered(view: View) -> Iterator[Finding]:
         yield supported(rule, "not-hung", strength, "tokens move between two scrapes", list(flow.counter_refs), "slow-step")
         return
     if flow.frozen:
-        yield contradicted(rule, "not-hung", "requests run and no token comes", list(flow.refs))
+        strength = WEAK if view.gpus_in("working") and not view.gpus_in("spin") else FAIR
+        yield contradicted(rule, "not-hung", "requests run and no token comes", list(flow.refs), strength)
         return
     yield unknown(rule, "not-hung", "no silence that ended was seen", "one more scrape of /metrics in 60 s")
 

@@ -58,11 +58,7 @@ def rule_ipc_stall(view: View) -> Iterator[Finding]:
     gpu_idle = bool(view.gpus) and all(g.state in ("idle", "low") for g in view.gpus)
     copies = [c for p in idle if (c := p.copy_thread) is not None]
     expected = view.world
-    all_seen = (
-        any(t.ref for t in ())
-        or (expected is not None and len(idle) >= expected)
-        or any(t.repeat is not None for p in idle for t in p.threads)
-    )
+    all_seen = (expected is not None and len(idle) >= expected) or any(t.repeat is not None for p in idle for t in p.threads)
     steady = all(p.moved is False for p in [*waiting, *idle])
     if not gpu_idle:
         yield supported(
@@ -76,7 +72,8 @@ def rule_ipc_stall(view: View) -> Iterator[Finding]:
         return
     strength = STRONG if steady and all_seen and copies and (view.flow.frozen or view.symptoms) else FAIR
     gpu_refs = [r for g in view.gpus for r in g.refs]
-    yield supported(rule, "host-ipc-stall", strength, "the engine waits for a reply, the workers wait for a command, the copy thread has nothing, the GPUs are idle",
+    yield supported(rule, "host-ipc-stall", strength, "the engine waits for a reply, the workers wait for a command, the copy "
+                                                      "thread has nothing, the GPUs are idle",
                     [*refs, *gpu_refs], "lost-wakeup")  # fmt: skip
 
 

@@ -91,7 +91,8 @@ def rule_kv_thrash(view: View) -> Iterator[Finding]:
     rule = "kv-thrash"
     flow = view.flow
     counts = [line.preemptions for line in view.case.stats if line.preemptions is not None]
-    rising_lines = len(counts) > 1 and counts[-1] > counts[0]
+    # The engine prints preemptions of each interval, so two lines that have some are a rise, too.
+    rising_lines = len(counts) > 1 and (counts[-1] > counts[0] or sum(1 for count in counts if count) > 1)
     rising = flow.preemptions is not None and flow.preemptions[1] > flow.preemptions[0]
     notices = view.events("preempt")
     if not (rising or rising_lines or len(notices) > 2):
@@ -122,7 +123,6 @@ def rule_kv_thrash(view: View) -> Iterator[Finding]:
             strength,
             f"preemptions {amount} and no tokens" + (f", KV {flow.kv:g} %" if flow.kv is not None else ""),
             refs,
-            "admission" if strength == STRONG and False else None,
         )
         return
     yield unknown(

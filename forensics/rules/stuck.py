@@ -1,4 +1,4 @@
-"""gpu-kernel-stuck: a kernel never retires; which one is not proven. The parent of all GPU waits, and the honest answer without a look."""
+"""gpu-kernel-stuck: a kernel never retires; which one is not proven. The parent of all GPU waits: the answer without a look."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def rule_power(view: View) -> Iterator[Finding]:
     )
     if not view.gpus:
         yield unknown(rule, "gpu-kernel-stuck", "no reading of the GPU",
-                      "nvidia-smi --query-gpu=timestamp,index,utilization.gpu,utilization.memory,power.draw --format=csv -l 5")  # fmt: skip
+                      "nvidia-smi --query-gpu=timestamp,index,utilization.gpu,utilization.memory,power.draw "
+                      "--format=csv -l 5")  # fmt: skip
         return
     refs = [ref for gpu in view.gpus for ref in gpu.refs][:8]
     if spin and not working:
@@ -35,7 +36,8 @@ def rule_power(view: View) -> Iterator[Finding]:
             )
             return
         if not stopped:
-            yield unknown(rule, "gpu-kernel-stuck", f"the GPU is full without memory traffic ({reading}), but nothing shows that tokens stopped",
+            yield unknown(rule, "gpu-kernel-stuck", f"the GPU is full without memory traffic ({reading}), but nothing shows that "
+                                                    "tokens stopped",
                           "two scrapes of /metrics 30 s apart", refs)  # fmt: skip
             return
         alone = view.single_gpu is True

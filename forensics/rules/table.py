@@ -1,9 +1,9 @@
 """How the rules' answers merge into one verdict: a written table, applied the same way every time.
 
-1. Each class has the strength of its strongest support. A contradiction of at least FAIR lowers it by one; one that is stronger than
-   the support removes it. A WEAK contradiction is only listed.
-2. ``EXPLAINS``, top to bottom: where the culprit is strong enough, its victims leave the contest. The victim is not the culprit: a rank
-   that spins in a collective, an engine that waits for a reply, a worker that was ended, all have somebody to wait for.
+1. Each class has the strength of its strongest support. A contradiction of at least FAIR lowers it by one; one that is stronger
+   than the support removes it. A WEAK contradiction is only listed.
+2. ``EXPLAINS``, top to bottom: where the culprit is strong enough, its victims leave the contest. The victim is not the culprit: a
+   rank that spins in a collective, an engine that waits for a reply, a worker that was ended, all have somebody to wait for.
 3. What is left: one class stands; of several the strictly strongest stands; a tie falls to their common parent, else to unknown.
 """
 
@@ -25,8 +25,8 @@ _START = ("host-jit-compile", "host-jit-lock", "host-weight-load")
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """``culprit`` explains ``victims``. ``needs``: "fair" (at least FAIR, whatever the victim has, and not two below it) or "equal" (at
-    least as strong as the victim)."""
+    """``culprit`` explains ``victims``. ``needs``: "fair" (at least FAIR and not two below the victim, or at least as strong)
+    or "equal" (at least as strong as the victim)."""
 
     culprit: str
     victims: tuple[str, ...]
@@ -35,33 +35,46 @@ class Explanation:
 
 
 EXPLAINS: tuple[Explanation, ...] = (
-    Explanation("gpu-lost", tuple(c for c in CLASSES if c not in ("gpu-lost", "unknown", "not-hung")), "fair", "a lost device stops everything above it"),
+    Explanation("gpu-lost", tuple(c for c in CLASSES if c not in ("gpu-lost", "unknown", "not-hung")), "fair",
+        "a lost device stops everything above it"),
     Explanation("gpu-spin-barrier", ("gpu-fault", "launch-refused", "worker-dead", "gpu-barrier-intra-block"), "equal",
                 "a proven wait on the device: the errors came when the wedged process was read or ended"),
     Explanation("gpu-barrier-intra-block", ("gpu-fault", "launch-refused", "worker-dead"), "equal",
                 "a proven wait on the device: the errors came when the wedged process was read or ended"),
-    Explanation("gpu-fault", ("worker-dead", "gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE, *_START, "not-hung", "wrong-result"),
+    Explanation("gpu-fault", ("worker-dead", "gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE, *_START,
+        "not-hung", "wrong-result"),
                 "fair", "after a fault the context is gone; the Python frame and the dead worker are bystanders"),
-    Explanation("gpu-fault", ("gpu-spin-barrier", "gpu-barrier-intra-block", "launch-refused"), "equal", "the fault ended the kernel"),
-    Explanation("launch-refused", ("worker-dead", "gpu-kernel-stuck", "gpu-fault", *_COLLECTIVE, *_HOST, *_START, "not-hung"), "fair",
+    Explanation("gpu-fault", ("gpu-spin-barrier", "gpu-barrier-intra-block", "launch-refused"), "equal",
+        "the fault ended the kernel"),
+    Explanation("launch-refused", ("worker-dead", "gpu-kernel-stuck", "gpu-fault", *_COLLECTIVE, *_HOST, *_START, "not-hung"),
+        "fair",
                 "the launch never happened"),
-    Explanation("worker-dead", (*_COLLECTIVE, "gpu-crossrank-spin", "gpu-kernel-stuck", *_HOST, *_QUEUE, *_START, "not-hung"), "fair",
+    Explanation("worker-dead", (*_COLLECTIVE, "gpu-crossrank-spin", "gpu-kernel-stuck", *_HOST, *_QUEUE, *_START, "not-hung"),
+        "fair",
                 "the others wait for a process that is gone"),
-    Explanation("gpu-spin-barrier", ("gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE, *_START, "not-hung", "wrong-result"), "fair",
+    Explanation("gpu-spin-barrier", ("gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE, *_START, "not-hung",
+        "wrong-result"), "fair",
                 "blame follows the resident kernel; peers and hosts wait for it"),
-    Explanation("gpu-barrier-intra-block", ("gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE, *_START, "not-hung", "wrong-result"),
+    Explanation("gpu-barrier-intra-block", ("gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE, *_START,
+        "not-hung", "wrong-result"),
                 "fair", "blame follows the resident kernel; peers and hosts wait for it"),
-    Explanation("not-hung", (*_START, "gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE), "equal", "it was seen to end by itself"),
+    Explanation("not-hung", (*_START, "gpu-kernel-stuck", "gpu-crossrank-spin", *_COLLECTIVE, *_HOST, *_QUEUE), "equal",
+        "it was seen to end by itself"),
     Explanation("host-jit-lock", ("host-jit-compile",), "equal", "nobody is at work behind the lock"),
-    Explanation("host-weight-load", ("host-jit-compile", *_COLLECTIVE, "gpu-kernel-stuck", *_HOST, "not-hung"), "equal", "start-up waits for the disk"),
-    Explanation("host-jit-lock", (*_COLLECTIVE, "gpu-crossrank-spin", "gpu-kernel-stuck", *_HOST, "not-hung"), "fair", "the late rank waits for a lock"),
+    Explanation("host-weight-load", ("host-jit-compile", *_COLLECTIVE, "gpu-kernel-stuck", *_HOST, "not-hung"), "equal",
+        "start-up waits for the disk"),
+    Explanation("host-jit-lock", (*_COLLECTIVE, "gpu-crossrank-spin", "gpu-kernel-stuck", *_HOST, "not-hung"), "fair",
+        "the late rank waits for a lock"),
     Explanation("host-jit-compile", (*_COLLECTIVE, "gpu-crossrank-spin", "gpu-kernel-stuck", *_HOST, "not-hung"), "fair",
                 "the late rank compiles; its peers spin for it"),
-    Explanation("host-cpu-livelock", (*_COLLECTIVE, "host-ipc-stall", "scheduler-stall", "not-hung"), "equal", "the engine's thread never comes round"),
-    Explanation("kv-transfer-stall", ("scheduler-stall", "host-ipc-stall", "kv-pressure-thrash", "not-hung"), "equal", "requests are parked for KV"),
+    Explanation("host-cpu-livelock", (*_COLLECTIVE, "host-ipc-stall", "scheduler-stall", "not-hung"), "equal",
+        "the engine's thread never comes round"),
+    Explanation("kv-transfer-stall", ("scheduler-stall", "host-ipc-stall", "kv-pressure-thrash", "not-hung"), "equal",
+        "requests are parked for KV"),
     Explanation("kv-pressure-thrash", ("scheduler-stall", "not-hung"), "equal", "the queue is preempted, not refused"),
     Explanation("scheduler-stall", ("not-hung", "host-ipc-stall"), "equal", "something waits and nothing is admitted"),
-    Explanation("gpu-crossrank-spin", ("gpu-kernel-stuck", *_COLLECTIVE, *_HOST, "not-hung"), "equal", "the resident kernel polls a peer"),
+    Explanation("gpu-crossrank-spin", ("gpu-kernel-stuck", *_COLLECTIVE, *_HOST, "not-hung"), "equal", "the resident kernel "
+        "polls a peer"),
     Explanation("collective-desync", ("collective-stuck", "gpu-kernel-stuck", "gpu-crossrank-spin", *_HOST, "not-hung"), "equal",
                 "peers wait inside an operation that one rank never launched"),
     Explanation("collective-stuck", ("gpu-kernel-stuck", *_HOST, "not-hung"), "equal", "the resident kernel is the collective"),
@@ -71,8 +84,8 @@ EXPLAINS: tuple[Explanation, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """``winner`` class and cause with the findings for it; ``against``: contradictions that the winner carries; ``explained``: victim
-    class → why; ``open``: other classes that stay possible, strongest first."""
+    """``winner`` class and cause with the findings for it; ``against``: contradictions that the winner carries; ``explained``:
+    victim class → why; ``open``: other classes that stay possible, strongest first."""
 
     class_: str
     cause: str | None

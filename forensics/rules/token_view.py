@@ -7,6 +7,7 @@ is not proof of idleness: an engine that is stuck on the CPU stops publishing (v
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["StatsRun", "TokenFlow", "line_state", "token_flow"]
 
-_COUNTERS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_sum", "vllm:iteration_tokens_total_count",
-             "vllm:request_success_total", "sglang:generation_tokens_total", "vllm:generation_tokens", "vllm:prompt_tokens")  # fmt: skip
+_COUNTERS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_sum",
+    "vllm:iteration_tokens_total_count",
+             "vllm:request_success_total", "sglang:generation_tokens_total", "vllm:generation_tokens",
+             "vllm:prompt_tokens")  # fmt: skip
 _SILENCE = 45.0
 
 
@@ -37,7 +40,7 @@ class StatsRun:
 
 @dataclass(frozen=True, slots=True)
 class TokenFlow:
-    """``stats``: the last stretch of each engine. ``counters``: moving, frozen or None. ``running``/``waiting``/``kv``: newest values.
+    """``stats``: the last stretch of each engine. ``counters``: moving, frozen or None. ``running``, ``waiting``, ``kv``: newest.
 
     ``stalls``: silences or frozen stretches after which tokens flowed again (first line, last line, seconds).
     ``idle_counters``: two scrapes equal with nothing running and nothing waiting.
@@ -109,7 +112,7 @@ def _runs(view: View) -> tuple[tuple[StatsRun, ...], list[tuple[StatsLine, Stats
                 lines[-1],
             )
         )
-        gaps = [b - a for a, b in zip(times, times[1:], strict=False) if a is not None and b is not None and b > a]
+        gaps = [b - a for a, b in pairwise(times) if a is not None and b is not None and b > a]
         usual = median(gaps) if len(gaps) > 3 else 10.0
         at = 0
         while at < len(lines) - 1:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from ..evidence.casefile import CaseFile
-from ..evidence.facts import DeviceFacts, GpuSample, LogEvent, MetricSample, ProcSample, StatsLine, ThreadSample
+from ..evidence.facts import DeviceFacts, GpuSample, KernelEvent, LogEvent, MetricSample, ProcSample, StatsLine, ThreadSample
 from ..evidence.refs import Ref
 from ..evidence.stack_meaning import in_startup
 from ..evidence.stamps import Stamp
@@ -22,6 +22,8 @@ from .token_view import TokenFlow, token_flow
 
 __all__ = ["Process", "View"]
 
+#: Seconds between an entry of the kernel log and everything else, beyond which they are not one story.
+_LONG_BEFORE = 1800.0
 _COMPILER = re.compile(r"(?:^|/|\s)(?:cicc|ptxas|nvcc|ninja|cc1plus|nvlink|fatbinary|cudafe\+\+)(?:\s|$)")
 
 
@@ -56,7 +58,7 @@ class Process:
         if named is not None:
             return named
         own = next((t for t in self.threads if t.pid is not None and t.tid == str(t.pid)), None)
-        return own or next((t for t in self.threads if t.waits not in ("queue-get",)), self.threads[0] if self.threads else None)
+        return own or next((t for t in self.threads if t.waits != "queue-get"), self.threads[0] if self.threads else None)
 
     @property
     def copy_thread(self) -> ThreadSample | None:
@@ -131,7 +133,8 @@ class View:
 
     @cached_property
     def startup_events(self) -> list[LogEvent]:
-        return self.events("load-start", "load-progress", "load-done", "compile-start", "compile-step", "compile-done", "capture-progress",
+        return self.events("load-start", "load-progress", "load-done", "compile-start", "compile-step", "compile-done",
+            "capture-progress",
                            "capture-done", "init-done")  # fmt: skip
 
     @cached_property
@@ -241,6 +244,37 @@ class View:
                 table[key] = facts
         return list(table.values())
 
+    # --- is an entry of the kernel log part of this? ------------------------------------------------------------------------------
+
+    @cached_property
+    def engine_speaks(self) -> bool:
+        """Is there any evidence of the engine itself (log lines, counters, stacks), so that an error of it would show?"""
+        return bool(self.case.stats or self.case.metrics or self.case.threads or self.symptoms or self.case.dumps)
+
+    @cached_property
+    def engine_ended(self) -> list[LogEvent]:
+        """Lines that say that the engine or a worker ended badly."""
+        return self.events("fatal", "engine-dead", "worker-died", "engine-proc-died", "engine-failed-start", "actor-died",
+            "cuda-error",
+                           "coredump-exception")  # fmt: skip
+
+    def kernel_link(self, event: KernelEvent) -> Literal["old", "linked", "open"]:
+        """old: tokens flowed after it, or all else is much later. linked: close in time to the rest, or the engine ended badly.
+        open: nothing ties it to the rest."""
+        if any(line.generation_rate > 0 and self.before(event, line) for line in self.case.stats):
+            return "old"
+        placed = self.time(event)
+        timed: list[Timed] = [*self.symptoms, *self.case.stats, *self.case.gpus, *self.engine_ended, *self.case.watchdog]
+        others = [t for item in timed if self.case.axis.comparable(event.at, item.at) and (t := self.time(item)) is not None]
+        if placed is not None and others:
+            if min(others) - placed > _LONG_BEFORE:
+                return "old"
+            if placed <= max(others) + _LONG_BEFORE:
+                return "linked"
+        if self.engine_ended:
+            return "linked"
+        return "open"
+
     # --- processes of the operating system --------------------------------------------------------------------------------------
 
     def procs(self, pid: int | None) -> list[ProcSample]:
@@ -307,11 +341,10 @@ def _process(threads: Iterable[ThreadSample]) -> Process:
     main = [key for key in first if key[0] == "MainThread" or (pid is not None and key[1] == str(pid))] or list(first)
     longest = max((first[key] for key in main), key=len)
     claim = next((t.repeat for t in items if t.repeat is not None), None)
+    claimed = max((t.claimed_samples or 2 for t in items if t.repeat is not None), default=1)
     moved: bool | None = None
     if len(longest) > 1:
         moved = len({_frames_key(t) for t in longest}) > 1
     elif claim is not None:
         moved = claim == "moved"
-    return Process(
-        " ".join(parts), pid, rank, role, tuple(latest.values()), tuple(longest), moved, max(len(longest), 2 if claim else 1)
-    )
+    return Process(" ".join(parts), pid, rank, role, tuple(latest.values()), tuple(longest), moved, max(len(longest), claimed))
