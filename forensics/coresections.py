@@ -199,6 +199,8 @@ class CoreSections:
         entsize, size = int(self.entsize[section]), int(self.size[section])
         if size == 0:
             return np.zeros(0, row.dtype(row.size))
+        if entsize == 0:
+            entsize = size  # seen with driver r580: the metadata section is one row and has no row size
         if not row.minimum <= entsize <= 1 << 16:
             self.note(self.name_of(section), f"rows of {entsize} bytes, at least {row.minimum} expected")
             return None
