@@ -16,13 +16,14 @@ from ..clock import SYSTEM, Clock
 from ..errors import EvidenceError, RefusedError, RunStoreError, UsageError
 from ..forensics.device_state import Unread
 from ..forensics.records import ChainLink, Diagnosis
-from ..reports.document import ReportSource, markdown_report
+from ..reports.document import ReportSource
 from ..scenarios.registry import scenario_for_signature
 from .console import Screen
 from .drain_flags import parse_expectation
 from .drain_run import fixes_of
 from .exits import exit_status
 from .narrate import autopsy_lines
+from .report_files import reports_of, write_reports
 from .runread import RunView, is_run_directory, open_run
 from .runstore import RunStore
 from .unpack import head_of, peek, plain_file
@@ -224,4 +225,4 @@ def _keep(store: RunStore, diagnosis: Diagnosis, targets: Sequence[str]) -> None
         targets=tuple(targets),
         version=__version__,
     )
-    store.write_report("\n".join(markdown_report(source)) + "\n")
+    write_reports(reports_of(source), store.path)

@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
     @app.command(short_help="Render the report of a run again.")
     @flags(Common)
     def report(common: Common, run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]) -> int:
-        """Render the report of a run directory again; --out FILE writes it elsewhere."""
+        """Render the reports of a run directory again; --out DIR, or --out FILE.md, .html or .xml, writes elsewhere."""
         from .reporting import run_report
 
         return run_report(run, common)

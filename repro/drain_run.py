@@ -13,7 +13,7 @@ from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
 from ..errors import ReproError, UsageError
 from ..kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
-from ..reports.document import FixText, ReportSource, markdown_report
+from ..reports.document import FixText, ReportSource
 from ..scenarios.drain import DecodeStep, DrainPlan, Producer
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
@@ -25,6 +25,7 @@ from .kernel_choice import choose_kernel
 from .leftovers import mark_run
 from .narrate import first_lines, last_lines, progress_line
 from .prepare import PreparedRun, prepare_drain
+from .report_files import reports_of, write_reports
 from .run import Diagnose, RunResult, RunSettings, run_workload
 from .run_records import KernelRecord, RunRecord
 from .runstore import RunStore
@@ -289,7 +290,7 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
             fixes=fixes_of(job.scenario) if result.outcome == "hang" else (),
             version=__version__,
         )
-        store.write_report("\n".join(markdown_report(source)) + "\n")
+        write_reports(reports_of(source, store.path), store.path)
     return Executed(result, store.path, status)
 
 

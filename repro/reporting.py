@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from .. import __version__
 from ..errors import RunStoreError
 from ..reports import paths
-from ..reports.document import ReportSource, markdown_report, verdict_words
+from ..reports.document import ReportSource, verdict_words
 from ..scenarios.registry import Scenario, all_scenarios, scenario_for_signature
-from .atomic import write_atomic
 from .console import Screen
 from .drain_run import fixes_of
+from .report_files import reports_of, write_reports
 from .runread import RunView, open_run
 
 if TYPE_CHECKING:
@@ -46,14 +46,13 @@ def report_source(view: RunView) -> ReportSource:
 
 
 def run_report(run: Path, common: Common) -> int:
-    """The verb: writes ``report.md`` into the run directory, or to ``--out`` (a file, or a directory for it); 0."""
+    """The verb: writes every report into the run directory, or into ``--out`` (a directory, or a file of one kind); 0."""
     screen = Screen(as_json=common.as_json)
     view = open_run(run)
     source = report_source(view)
-    target = common.out or run
-    if target.is_dir():
-        target = target / paths.REPORT_MD
-    write_atomic(target, ("\n".join(markdown_report(source)) + "\n").encode("utf-8", errors="backslashreplace"))
-    screen.tell([f"{source.diagnosis.outcome.upper()}: {verdict_words(source.diagnosis)}", f"report: {target}"])
-    screen.document({**source.diagnosis.document(), "report": str(target)})
+    written = write_reports(reports_of(source, run), common.out or run)
+    screen.tell(
+        [f"{source.diagnosis.outcome.upper()}: {verdict_words(source.diagnosis)}", *(f"report: {path}" for path in written)]
+    )
+    screen.document({**source.diagnosis.document(), "reports": [str(path) for path in written]})
     return 0

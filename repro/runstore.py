@@ -174,12 +174,6 @@ class RunStore:
         """Replace ``diagnosis.json``."""
         write_atomic(self.path / paths.DIAGNOSIS, dump_json(document))
 
-    def write_report(self, text: str, *, name: str = paths.REPORT_MD) -> Path:
-        """Replace a report; returns its path."""
-        path = self.path / name
-        write_atomic(path, text.encode("utf-8", errors="backslashreplace"))
-        return path
-
     def add_evidence(
         self,
         kind: str,

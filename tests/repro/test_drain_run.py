@@ -62,11 +62,9 @@ def test_a_hang_is_status_3_and_everything_is_in_the_directory(
     assert view.run.environment["device"] == "Fake GPU"
     assert view.diagnosis is not None
     assert view.diagnosis.verdict.signature == "vllm-51593"
-    assert (
-        (tmp_path / "run" / "report.md")
-        .read_text()
-        .startswith("# A draining MTP batch wedges the persistent top-k (vLLM #51593)\n")
-    )
+    assert "A draining MTP batch wedges the persistent top-k (vLLM #51593)" in (tmp_path / "run" / "report.md").read_text()
+    assert (tmp_path / "run" / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "run" / "junit.xml").read_text().startswith("<?xml")
     assert all(isinstance(line, dict) for line in read_timeline(tmp_path / "run"))
     out = capsys.readouterr().out
     assert out.splitlines()[0].startswith("run drain --on gpu (as asked): H200")
@@ -223,7 +221,8 @@ def test_report_renders_again_from_a_copied_directory(
     assert (tmp_path / "elsewhere" / "report.md").read_text() == first
     capsys.readouterr()
     assert main(["report", str(tmp_path / "elsewhere"), "--out", str(tmp_path / "one.md"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["report"] == str(tmp_path / "one.md")
+    assert json.loads(capsys.readouterr().out)["reports"] == [str(tmp_path / "one.md")]
+    assert main(["report", str(tmp_path / "elsewhere"), "--out", str(tmp_path / "one.pdf")]) == 2
     (tmp_path / "elsewhere" / "diagnosis.json").unlink()
     assert main(["report", str(tmp_path / "elsewhere")]) == 5
     assert "autopsy" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""The reports of a run as files: ``report.md``, ``report.html``, ``junit.xml``, each replaced whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import RunStoreError, UsageError
+from ..reports import paths
+from ..reports.document import ReportSource
+from ..reports.html import ReportExtras
+from ..reports.render import render_all
+from ..reports.timeline_data import build_timeline
+from .atomic import write_atomic
+from .runread import read_timeline
+
+__all__ = ["reports_of", "write_reports"]
+
+
+def reports_of(source: ReportSource, folder: Path | None = None) -> dict[str, bytes]:
+    """Every report by file name; with the timeline of ``folder`` (a run directory) where it has one that can be read."""
+    extras = ReportExtras()
+    if folder is not None and (folder / paths.TIMELINE).exists():
+        try:
+            extras = ReportExtras(timeline=build_timeline(read_timeline(folder), source.diagnosis))
+        except RunStoreError as error:
+            extras = ReportExtras(notes=(f"the timeline could not be read: {error}",))
+    return render_all(source, extras)
+
+
+def write_reports(reports: dict[str, bytes], target: Path) -> Iterable[Path]:
+    """Write them into a directory, or the one of its suffix to a file. UsageError for a file of another kind; RunStoreError."""
+    if target.is_dir():
+        for name, data in reports.items():
+            write_atomic(target / name, data)
+        return [target / name for name in reports]
+    fitting = [data for name, data in reports.items() if Path(name).suffix == target.suffix]
+    if not fitting:
+        kinds = ", ".join(sorted({Path(name).suffix for name in reports}))
+        raise UsageError(f"--out {target}: not a directory, and no report ends so; there are {kinds}")
+    write_atomic(target, fitting[0])
+    return [target]
