@@ -23,6 +23,7 @@ MEMBER_PATTERNS = (
     "vllm/v1/kv_cache_interface.py",
     "vllm/model_executor/warmup/*.py", "vllm/models/deepseek_v4/*.py", "vllm/model_executor/models/deepseek_v2.py",
     "vllm/v1/worker/gpu_model_runner.py", "vllm/v1/worker/gpu/*.py", "vllm/v1/worker/cp_utils.py", "vllm-*.dist-info/METADATA",
+    "vllm/_version.py",
 )  # fmt: skip
 _NOT_CUDA = ("rocm", "/amd/", "xpu", "/cpu/", "tpu")
 _MAX_FILE = 4 << 20

@@ -27,7 +27,7 @@ from ...kernels.plan import ReleaseProfile, known_profiles, release_profile
 from ...kernels.ranged import Progress
 from ...kernels.release_sources import release_members
 from ...kernels.shipped import LIKELY_LIBRARIES, ShippedKernels, shipped_kernels
-from .known_builds import releases_with
+from .known_builds import releases_with_cubins, releases_with_python
 from .release_source import MEMBER_PATTERNS
 from .verdicts import BuildIdentity, Unread
 
@@ -40,12 +40,11 @@ _LIBRARY = re.compile(r"/vllm/_C[^/]*\.so$")
 
 @dataclass(frozen=True)
 class ProcessView:
-    """A running server: its loaded libraries (paths that can be opened here), its command line, and its vLLM's version file."""
+    """A running server: its loaded libraries (paths that can be opened here) and its command line."""
 
     pid: int
     libraries: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-    metadata: str = ""
 
 
 @dataclass
@@ -62,7 +61,12 @@ class OpenedTarget:
     @property
     def version(self) -> str | None:
         """The release number of a known build, else what its metadata claims, for the launcher's arithmetic only."""
-        for text in (self.identity.name.removeprefix("vllm=="), self.identity.claims):
+        texts = [
+            self.identity.name.removeprefix("vllm=="),
+            self.identity.claims,
+            self.identity.name.rsplit(" ", 1)[-1].removeprefix("vllm=="),
+        ]
+        for text in texts:
             try:
                 return str(Version(text[:64]).base_version)
             except InvalidVersion:
@@ -114,22 +118,39 @@ def _published() -> list[Version]:
     return [version for version in found if version >= Version(FIRST_RELEASE)]
 
 
-def _identity(target: str, kernels: ShippedKernels | None, claims: str, *, released: bool = False) -> BuildIdentity:
-    digests = {image.cubin_sha256 for image in kernels.images} if kernels is not None else set()
-    same = releases_with(digests)
-    base: dict[str, Any] = {
-        "claims": claims, "library": (kernels.library or kernels.source) if kernels is not None else "",
-        "machine": (kernels.machine or "") if kernels is not None else "",
-        "architectures": kernels.labels if kernels is not None else (),
-    }  # fmt: skip
-    if released and kernels is not None and kernels.release is not None:
-        return BuildIdentity(name=f"vllm=={kernels.release}", known=True, how=f"from the package index; {kernels.verified}", **base)
-    if same:
-        name = " or ".join(f"vllm=={version}" for version in same)
-        best = claims if claims in same else same[0]
-        return BuildIdentity(name=f"vllm=={best}", known=True, how=f"its device code is that of {name}, byte for byte", **base)
-    said = f"; it calls itself {claims}" if claims else ""
-    return BuildIdentity(name="unknown build", known=False, how=f"its device code is of no release known here{said}", **base)
+def _identity(
+    target: str, kernels: ShippedKernels | None, members: Mapping[str, bytes], *, released: bool = False
+) -> BuildIdentity:
+    """Known only by bytes: from the index under its number, or device code and deciding Python files of one published release."""
+    claims = _claimed(members) or (kernels.release or "" if kernels is not None else "")
+    base: dict[str, Any] = {"claims": claims}
+    if kernels is not None:
+        base |= {"library": kernels.library or kernels.source, "machine": kernels.machine or "", "architectures": kernels.labels}
+    if released:
+        name = f"vllm=={kernels.release}" if kernels is not None and kernels.release is not None else target
+        checked = f"; {kernels.verified}" if kernels is not None else ""
+        return BuildIdentity(name=name, known=True, how=f"from the package index{checked}", **base)
+    same = releases_with_cubins({image.cubin_sha256 for image in kernels.images}) if kernels is not None else ()
+    code = releases_with_python(members)
+    both = [version for version in same if version in code]
+    if both:
+        how = "its device code and its deciding Python files are those of this release, byte for byte"
+        return BuildIdentity(name=f"vllm=={both[-1]}", known=True, how=how, **base)
+    if same and not members:
+        span = f"vllm=={same[0]}" if len(same) == 1 else f"vllm {same[0]} to {same[-1]}"
+        return BuildIdentity(name=f"device code of {span}", known=True, how=f"cubins of {', '.join(same)}, byte for byte", **base)
+    parts = [
+        f"its device code is that of vLLM {same[0]}{' to ' + same[-1] if len(same) > 1 else ''}"
+        if same
+        else "its device code is of no release known here"
+    ]
+    if members:
+        parts.append(
+            f"its deciding Python files are those of {', '.join(code)}" if code else "its Python is of no release known here"
+        )
+    if claims:
+        parts.append(f"it calls itself {claims}")
+    return BuildIdentity(name="unknown build", known=False, how="; ".join(parts), **base)
 
 
 def open_target(
@@ -158,10 +179,7 @@ def open_target(
     else:
         why = "the target is device code only: the producer and the dispatch are not in it"
         unread.append(Unread(what="the build's Python", why=why, remedy="Audit the wheel, or: dsv4-repro audit installed"))
-    claims = _claimed(members) or (kernels.release or "" if kernels is not None else "")
-    identity = _identity(text, kernels, claims, released=released)
-    if released and kernels is None:
-        identity = BuildIdentity(name=text, known=True, claims=claims, how="from the package index")
+    identity = _identity(text, kernels, members, released=released)
     return OpenedTarget(text, identity, kernels, members, unread, absent)
 
 
@@ -223,7 +241,7 @@ def _process(text: str, view: ProcessView, arch: int | None) -> OpenedTarget:
             continue
         root = Path(path).parent.parent
         members = _installed_members(root)
-        identity = _identity(text, kernels, _claimed(members) or view.metadata)
+        identity = _identity(text, kernels, members)
         return OpenedTarget(text, identity, kernels, members, [])
     return OpenedTarget(
         text, BuildIdentity(name=text, known=False, how="; ".join(errors)[:300]), None, {}, [], "; ".join(errors)[:300]
@@ -310,5 +328,5 @@ def _url(text: str, arch: int | None, progress: Progress | None) -> OpenedTarget
                 break
     if kernels is None and not members:
         raise DownloadError(f"{shown(text)}: neither the kernel nor vLLM's Python is in it")
-    identity = _identity(text, kernels, _claimed(members) or str(version))
+    identity = _identity(text, kernels, members)
     return OpenedTarget(text, identity, kernels, members, [], "" if kernels is not None else absent)
