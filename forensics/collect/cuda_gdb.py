@@ -140,7 +140,7 @@ def debugger_command(tool: CudaGdb, pid: int) -> list[str]:
     command = [str(tool.path), "-q", "-batch", "-iex", "set auto-solib-add off", "-iex", "set pagination off"]
     command += ["-iex", "set auto-load python-scripts off"]
     if tool.python is not None:
-        return [*command, "-iex", f"source {SCRIPTS / 'deadline.py'}", "-p", str(pid), "-x", str(SCRIPTS / "hang.py")]
+        return [*command, "-iex", "echo dsv4-repro: stage attaching 0\\n", "-p", str(pid), "-x", str(SCRIPTS / "hang.py")]
     command += ["-p", str(pid), "-ex", "echo dsv4-repro: stage reading 0\\n"]
     for line in (SCRIPTS / "hang.gdb").read_text(encoding="utf-8").splitlines():
         if line.strip() and not line.startswith("#"):

@@ -12,6 +12,8 @@ import importlib
 import json
 import os
 import re
+import signal
+import threading
 import time
 from typing import Any
 
@@ -19,7 +21,7 @@ from typing import Any
 gdb: Any = importlib.import_module("gdb")
 
 SETTINGS: dict[str, Any] = json.loads(os.environ.get("DSV4_REPRO_GDB", "{}"))
-STARTED = getattr(gdb, "dsv4_started", time.monotonic())
+STARTED = time.monotonic()
 DEADLINE = STARTED + float(SETTINGS["deadline_s"]) if "deadline_s" in SETTINGS else None
 #: Parameters in constant bank 0 by architecture (read from release cubins).
 PARAM_BASES = {"sm_7": 0x160, "sm_8": 0x160, "sm_9": 0x210, "sm_10": 0x380, "sm_11": 0x380, "sm_12": 0x380}
@@ -40,9 +42,36 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+_stages: list[str] = []
+
+
 def stage(name: str) -> None:
-    gdb.dsv4_stage = name
+    _stages.append(name)
     say(f"dsv4-repro: stage {name} {time.monotonic() - STARTED:.3f}")
+
+
+def keep_time() -> None:
+    """Start the thread that interrupts, as Ctrl-C does, the command that is running when the deadline comes.
+
+    Only now, and with every signal blocked in it: a thread of the debugger's Python that takes the debugger's own signals (SIGCHLD)
+    breaks an attach (seen with cuda-gdb 13.0: attach and detach never returned, and the target stayed stopped).
+    """
+    if DEADLINE is None:
+        return
+    end: float = DEADLINE
+
+    def watch() -> None:
+        while _stages[-1:] != ["done"]:
+            time.sleep(0.1)
+            if time.monotonic() >= end and _stages[-1:] == ["reading"]:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(2.0)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        threading.Thread(target=watch, daemon=True).start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run(command: str, show: bool = True) -> str | None:
@@ -207,6 +236,7 @@ def read_all() -> None:
 
 def main() -> None:
     stage("reading")
+    keep_time()
     try:
         read_all()
     except (OutOfTimeError, KeyboardInterrupt) as error:

