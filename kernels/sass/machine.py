@@ -125,8 +125,8 @@ class Machine:
 
     def _run(self, budget: int, deadline: Deadline | None) -> RunResult:
         limit = self._warps + budget
-        self._look = self._executed + 4096
-        fixpoint, recurrence = Fixpoint(), Recurrence(budget)
+        self._look = self._executed + 256
+        fixpoint, recurrence = Fixpoint(), Recurrence(budget, self._executed)
         schedule = self._schedule
         with np.errstate(all="ignore"):
             while True:
@@ -154,9 +154,11 @@ class Machine:
                 if self._warps >= limit:
                     return self._result("budget", f"{budget} warp-instructions executed without an end")
                 if self._executed >= self._look:
-                    self._look = self._executed + 4096
+                    self._look = self._executed + 256
                     if deadline is not None and deadline.expired:
                         return self._result("budget", f"{deadline.seconds:g} s ran out")
+                if schedule.round_complete:
+                    schedule.round_complete = False
                     proof = recurrence.seen(schedule, self._vector, self._executed)
                     if proof:
                         return self._result("livelock", proof)

@@ -24,7 +24,8 @@ __all__ = ["Group", "Schedule"]
 Index = npt.NDArray[np.intp]
 #: Threads of a group: None (all), a slice, or sorted positions; and how many.
 Group = tuple[Any, int]
-_FAIRNESS = 4096
+#: Every so many turns it is not the smallest PC's turn but the next one's in rotation: a loop that never ends starves nobody.
+_FAIRNESS = 1024
 
 
 def _successor(i: Instruction) -> int:
@@ -49,7 +50,11 @@ class Schedule:
         self.live = 0
         self.retired = False
         self.epoch = 0
-        self._ticks = 0
+        #: Whose wait ended since somebody last looked.
+        self.freed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        #: The rotation has come round: turn and rotation counters are what they were at the last time this was set.
+        self.round_complete = False
+        self._turns = self._rotation = 0
 
     # ---- coming and going ---------------------------------------------------------------------------------------------------
 
@@ -60,6 +65,7 @@ class Schedule:
         alive = np.tile(np.arange(v.stride) < threads, rows)
         self.alive = np.concatenate((self.alive, alive))
         self.row_live = np.concatenate((self.row_live, np.full(rows, threads, np.intp)))
+        self.freed = np.zeros(v.size, np.bool_)
         self.live += rows * threads
         self.epoch += 1
         if threads == v.stride:
@@ -77,6 +83,7 @@ class Schedule:
                 groups[pc] = [self._moved(piece, moved, stride) for piece in pieces]
         self.alive = self.alive.reshape(-1, stride)[rows].reshape(-1)
         self.row_live = self.row_live[rows]
+        self.freed = np.zeros(self.vector.size, np.bool_)
 
     def _moved(self, piece: Group, moved: Index, stride: int) -> Group:
         where, _ = piece
@@ -115,7 +122,9 @@ class Schedule:
             # Everybody is here: no wait of any kind can be left unsatisfied.
             self._known(pc)
             del self.waiting[pc]
-            self.push(self._after[pc], None if self.live == self.vector.size else self.merge(pieces)[0], self.live)
+            everybody, _ = self.merge(pieces)
+            self.freed[:] = True
+            self.push(self._after[pc], everybody, self.live)
 
     # ---- choosing -----------------------------------------------------------------------------------------------------------
 
@@ -144,19 +153,23 @@ class Schedule:
             return None
         if self.chance is not None:
             return self._random()
-        self._ticks += 1
-        # A loop that never ends must not starve what lies behind it.
-        pc = min(ready) if self._ticks % _FAIRNESS else max(ready)
+        self._turns += 1
+        if self._turns % _FAIRNESS:
+            pc = min(ready)
+        else:
+            places = sorted(ready)
+            pc = places[self._rotation % len(places)]
+            self._rotation += 1
+            self.round_complete = self._rotation % len(places) == 0
         where, n = self.merge(ready.pop(pc))
         return pc, where, n
 
     def _random(self) -> tuple[int, Any, int]:
         chance = self.chance
         assert chance is not None
-        v = self.vector
         pc = chance.choice(sorted(self.ready))
         where, n = self.merge(self.ready.pop(pc))
-        positions = v.iota if where is None else v.iota[where]
+        positions = self._positions(where)
         warps = np.unique(positions >> 5)
         if len(warps) > 1 and chance.random() < 0.5:
             chosen = np.array([chance.random() < 0.5 for _ in warps])
@@ -193,20 +206,24 @@ class Schedule:
             if count == 0:
                 self.waiting[pc] = [(where, n)]
                 continue
+            positions = self._positions(where)
+            self.freed[positions[free]] = True
             if count == n:
                 del self.waiting[pc]
                 self.push(self._after[pc], where, n)
                 return True
-            positions = self.vector.iota if where is None else self.vector.iota[where]
             self.waiting[pc] = [(positions[~free], n - count)]
             self.push(self._after[pc], positions[free], count)
             return True
         return False
 
+    def _positions(self, where: Any) -> Index:
+        return self.vector.iota if where is None else self.vector.iota[where]
+
     def _free(self, i: Instruction, where: Any, n: int) -> npt.NDArray[np.bool_]:
         """For each waiting thread whether it may go on."""
         v = self.vector
-        positions = v.iota if where is None else v.iota[where]
+        positions = self._positions(where)
         if i.opcode == "BAR":
             rows = positions // v.stride
             full: npt.NDArray[np.bool_] = np.bincount(rows, minlength=v.rows) == self.row_live
@@ -255,5 +272,5 @@ class Schedule:
         for kind, groups in (("ready", self.ready), ("waiting", self.waiting), ("parked", self.parked)):
             for pc, pieces in groups.items():
                 where, _ = self.merge(pieces)
-                found.append((pc, kind, self.vector.iota if where is None else self.vector.iota[where]))
+                found.append((pc, kind, self._positions(where)))
         return sorted(found, key=lambda item: item[0])
