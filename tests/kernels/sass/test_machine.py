@@ -710,3 +710,55 @@ def test_host_access_stays_in_its_allocation() -> None:
     with pytest.raises(MachineFaultError):
         memory.write(0x1234, b"abcd")
     assert memory.intact()
+
+
+def test_a_spinning_loop_starves_nobody() -> None:
+    """Warp 0 spins on a shared word; warps 1 and 2 stand at larger PCs, and both must run for it to end."""
+    _, result, data = launch(HEAD + """
+        SHF.R.U32.HI R6, RZ, 0x5, R0
+        STS [0x400], RZ
+        STS [0x404], RZ
+        BAR.SYNC.DEFER_BLOCKING 0x0
+        ISETP.EQ.AND P0, PT, R6, 0x1, PT
+        ISETP.EQ.AND P1, PT, R6, 0x2, PT
+        MOV R8, 0x1
+        @P0 BRA one
+        @P1 BRA two
+    spin: LDS R5, [0x400]
+        LDS R7, [0x404]
+        IADD3 R5, R5, R7, RZ
+        ISETP.NE.AND P2, PT, R5, 0x2, PT
+        @P2 BRA spin
+        BRA end
+    one: LDS R7, [0x404]
+        ISETP.NE.AND P2, PT, R7, 0x1, PT
+        @P2 BRA one
+        STS [0x400], R8
+        MOV R5, 0x5
+        BRA end
+    two: STS [0x404], R8
+        MOV R5, 0x6
+    end: NOP
+    """ + TAIL, 96, block=96)  # fmt: skip
+    assert result.completed
+    assert data.tolist() == [2] * 32 + [5] * 32 + [6] * 32
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_poll_with_a_wait_inside_is_proven_too(options: dict[str, Any]) -> None:
+    """The whole warp polls and converges in every turn: others' waits end within the round, and still nothing changes."""
+    _, result, _ = launch("""
+        S2R R0, SR_LANEID
+        LDC.64 R2, c[0x0][0x210]
+    poll: BSSY B0, join
+        ISETP.NE.AND P1, PT, R0, RZ, PT
+        @P1 BRA join
+        LDG.E.STRONG.GPU R4, desc[UR4][R2.64]
+    join: BSYNC B0
+        SHFL.IDX PT, R5, R4, RZ, 0x1f
+        WARPSYNC.ALL
+        ISETP.EQ.AND P0, PT, R5, RZ, PT
+        @P0 BRA poll
+        EXIT
+    """, grid=2, **options)  # fmt: skip
+    assert (result.kind, result.spin) == ("deadlock", True)
