@@ -26,8 +26,8 @@ from .verdicts import ConsumerFinding, Witness
 
 __all__ = ["Replay", "examine_image", "examine_images", "exhaustive_lengths"]
 
-#: Group shapes of every run: CTAs per group and groups, as the launcher makes them on cards of 40 to 300 resident CTAs.
-SHAPES: tuple[tuple[int, int], ...] = ((2, 8), (3, 8), (4, 4), (5, 2), (8, 8), (16, 2), (37, 1), (300, 1))
+#: Group shapes of every run: CTAs per group and groups; first and last member each.
+SHAPES: tuple[tuple[int, int], ...] = ((2, 8), (3, 8), (16, 2), (300, 1))
 #: The longer list of ``--exhaustive``: more sizes, one group and eight, first and last group, first, middle and last member.
 ALL_SHAPES: tuple[tuple[int, int], ...] = tuple((ctas, groups) for ctas in (2, 3, 4, 5, 7, 8, 16, 37, 300) for groups in (1, 8))
 
@@ -142,7 +142,7 @@ def _examine(
         ]
     if not facts.heads:
         return [_cannot_tell(image, "no load of a row length was found")]
-    prologue = Prologue(facts, layout_for(image.sm, image.params_base, image.params_size), image.top_k)
+    prologue = Prologue(facts, layout_for(image.sm, image.params_base, image.params_size), image.top_k, tracing=True)
     agreement = _agreement(image, prologue, solver, exhaustive)
     bounds = _bounds(image, prologue, solver)
     if keep:
@@ -202,6 +202,7 @@ def _questions(prologue: Prologue, exhaustive: bool) -> tuple[list[_Question], i
             for member in _members(ctas, exhaustive):
                 shape = GroupShape(ctas, groups, groups, group, member)
                 peer = prologue.first_row(shape)
+                prologue.tracing = False  # one shape is enough to show the instructions
                 pairs += 1
                 gone, comes = condition_of(peer, terms, ("exit", "alone")), condition_of(peer, terms, ("barrier",))
                 for one, other in ((waits, gone), (comes, alone)):

@@ -21,7 +21,7 @@ from .decode import INSTRUCTION_BYTES, Instruction, SassFunction, decode_row
 from .layout import ConstantLayout
 from .slice_flow import STACK_TOP, Flow, branch_condition, thread_constants
 from .slice_liveness import live_registers, read_registers, written_registers
-from .symbolic import Environment, ThreadState, step
+from .symbolic import EFFECT_FREE, Environment, ThreadState, step
 from .symbolic_algebra import TermAlgebra
 from .symbolic_terms import MASK, Term, Terms, Word, postorder
 
@@ -176,7 +176,7 @@ def substitute(root: Any, terms: Terms, replacement: Mapping[str, Any]) -> Any:
 @dataclass
 class Prologue:
     """Explores one kernel. ``layout`` says where the kernel finds its parameters. ``touched``: offsets that were executed or
-    ended a path."""
+    ended a path. ``tracing``: remember what ``relevant`` needs."""
 
     facts: SliceFacts
     layout: ConstantLayout
@@ -184,6 +184,7 @@ class Prologue:
     terms: Terms = field(default_factory=Terms)
     steps: int = 0
     touched: set[int] = field(default_factory=set)
+    tracing: bool = False
     _symbolic: set[int] = field(default_factory=set)
     _decoded: dict[int, Instruction] = field(default_factory=dict)
 
@@ -322,8 +323,10 @@ class Prologue:
                     f"the prologue calls a subroutine before the row is decided: {instruction.where(self.facts.name)}"
                 )
             else:
-                step(env, run.state, instruction, self.facts.name)
-                self._note(run, instruction)
+                if opcode not in EFFECT_FREE or instruction.problem:
+                    step(env, run.state, instruction, self.facts.name)
+                    if self.tracing:
+                        self._note(run, instruction)
                 run.loaded = run.loaded or run.pc in heads
                 run.pc = after
 

@@ -20,7 +20,7 @@ from .semantics import SEMANTICS, NoSemanticsError, execute
 from .symbolic_algebra import TermAlgebra
 from .symbolic_terms import MASK, Bit, Terms, Word
 
-__all__ = ["Environment", "ThreadState", "guard_of", "step", "truth_operand", "word_operand"]
+__all__ = ["EFFECT_FREE", "Environment", "ThreadState", "guard_of", "step", "truth_operand", "word_operand"]
 
 _Pair = tuple[Any, Any]
 
@@ -251,7 +251,8 @@ def _unknown_results(context: _Context, i: Instruction) -> None:
                 context.set_predicate(index, terms.fresh_bit(i.text))
 
 
-_EFFECT_FREE = NO_OPERATION | {
+#: Instructions that change nothing that one thread can see in its own registers.
+EFFECT_FREE = NO_OPERATION | {
     "BSSY", "BSYNC", "BREAK", "BMOV", "BAR", "WARPSYNC", "ENDCOLLECTIVE", "ST", "STG", "STS", "RED", "REDG", "BPT",
 }  # fmt: skip
 
@@ -261,7 +262,7 @@ def step(env: Environment, state: ThreadState, instruction: Instruction, kernel:
     if instruction.problem:
         raise UnknownInstructionError(f"{instruction.problem}: {instruction.where(kernel)}")
     opcode = instruction.opcode
-    if opcode in _EFFECT_FREE:
+    if opcode in EFFECT_FREE:
         return
     guard = guard_of(env, state, instruction.guard)
     if guard is False:
