@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .abi import FIXED_SMEM_LARGE, RADIX_THRESHOLD, ROW_STATE_SIZE, SMEM_MEDIUM, TOP_K_VALUES, VECTOR_WIDTHS, TopKParams
 
-__all__ = ["DATA_KINDS", "TopKCase", "all_cases", "make_row", "sample_cases"]
+__all__ = ["DATA_KINDS", "TopKCase", "all_cases", "make_row", "random_cases", "sample_cases"]
 
 #: What fills a row; ``make_row`` says how.
 DATA_KINDS = (
@@ -158,3 +158,24 @@ def sample_cases(count: int, seed: int = 0) -> list[TopKCase]:
     everything = list(all_cases(seed))
     chosen = np.random.default_rng(seed).choice(len(everything), size=min(count, len(everything)), replace=False)
     return [everything[index] for index in sorted(chosen)]
+
+
+def random_cases(count: int, seed: int = 0) -> Iterator[TopKCase]:
+    """``count`` random launches: any k, vector width, group size from 1 to 8, one to 12 rows, lengths drawn near every edge.
+
+    Negative lengths stand for padded rows. No length exceeds max_seq_len, so that no build can hang on them for being too long.
+    """
+    rng = np.random.default_rng([seed, 0x70_6B])
+    edges = (0, 1, 8191, 8192, 8193, 32767, 32768)
+    for number in range(count):
+        k, vec = int(rng.choice(TOP_K_VALUES)), int(rng.choice(VECTOR_WIDTHS))
+        ctas = int(rng.integers(1, 9))
+        longest = int(rng.choice((2 * k, 6000, 16000, 32768) if ctas == 1 else (32769, 33000 + 16 * ctas, 48000, 60000)))
+        lengths = []
+        for _ in range(int(rng.integers(1, 13 if ctas == 1 else 5))):
+            drawn = (
+                int(rng.integers(0, longest + 1)) if rng.random() < 0.6 else int(rng.choice((*edges, k - 1, k, k + 1, longest, -1)))
+            )
+            lengths.append(min(drawn, longest))
+        data = tuple(str(kind) for kind in rng.choice(DATA_KINDS, size=2))
+        yield _shared(f"random {number}", k, vec, tuple(lengths), ctas, data, int(rng.integers(1, 4 if ctas > 1 else 9)), seed)

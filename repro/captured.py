@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..forensics.device_state import DeviceState, GridState, Unread
+from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
 from .ground import CaptureOutcome
 
-__all__ = ["all_unread", "merge_states", "richness"]
+__all__ = ["all_unread", "counter_of_row_states", "merge_states", "richness"]
 
 
 def _grid_richness(grid: GridState) -> int:
@@ -49,3 +50,19 @@ def all_unread(captures: Sequence[CaptureOutcome]) -> tuple[Unread, ...]:
     for capture in captures:
         found += [item for item in capture.unread if item not in found]
     return tuple(found)
+
+
+def counter_of_row_states(captures: Sequence[CaptureOutcome], ctas_per_group: int) -> int | None:
+    """Address of the one arrival counter that stands in the middle of a barrier, from the row states alone.
+
+    A row that was finished leaves six arrivals a CTA; a counter at no multiple of that belongs to a group that waits. None if the
+    row states were not read, still changed, or if no counter or several are so: then nothing is guessed.
+    """
+    for capture in captures:
+        base, arrivals = capture.facts.get("address"), capture.facts.get("arrivals")
+        if not isinstance(base, int) or not isinstance(arrivals, list) or capture.facts.get("unchanged") is False:
+            continue
+        standing = [group for group, count in enumerate(arrivals) if count % (6 * ctas_per_group)]
+        if len(standing) == 1:
+            return base + standing[0] * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET
+    return None

@@ -19,7 +19,7 @@ from ..forensics.records import Diagnosis, Evidence, Outcome
 from ..kernels.abi import RELEASE_COUNT
 from ..scenarios.drain import DecodeStep
 from .bounds import bounds_of
-from .captured import all_unread, merge_states
+from .captured import all_unread, counter_of_row_states, merge_states
 from .ground import CaptureOutcome, CloseOutcome, Ground, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .run_records import TrialCounts
 from .runstore import RunStore
@@ -215,6 +215,9 @@ class _Run:
         captures = self._capture(ground, f"hang-{len(self.captured_steps)}", allow_dump=dump_now)
         diagnosis = self._judge(ground, step, outcome, captures, None)
         address = stuck_counter(diagnosis)
+        launch = self.request.launches.get(step.graph_rows)
+        if address is None and launch is not None:
+            address = counter_of_row_states(captures, launch.ctas_per_group)
         if first:
             self.timing = {
                 "launch_to_hung_s": round(outcome.milliseconds / 1e3, 4),
