@@ -91,8 +91,10 @@ class Flow:
         return max(start for start in self.next if start <= offset)
 
     def loop_of(self, offset: int) -> frozenset[int]:
-        """Blocks on a cycle through the block of ``offset``, called subroutines included."""
+        """Blocks on a cycle through the block of ``offset``, called subroutines included; none if it is on no cycle."""
         start = self.block_of(offset)
+        if not _on_cycle(self, offset):
+            return frozenset()
         forward = _reach({start}, self.next)
         return forward & _reach({start}, reversed_graph(self.next)) | {b for b in forward if b >= self.main_end}
 
