@@ -65,7 +65,7 @@ _REGISTER = re.compile(r"(U?)R(\d{1,3}|Z)((?:\.[A-Za-z0-9_]+)*)")
 _PREDICATE = re.compile(r"(U?)P([0-6]|T)")
 _INTEGER = re.compile(r"(-?)0x([0-9a-f]{1,16})")
 _FLOAT = re.compile(r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|INF)")
-_CONSTANT = re.compile(r"c\[0x([0-9a-f]+)\]\[0x([0-9a-f]+)\]")
+_CONSTANT = re.compile(r"c\[0x([0-9a-f]+)\]\[(?:0x([0-9a-f]+)|RZ)\]")
 _MEMORY = re.compile(r"(?:desc\[UR\d+\])?\[([^\[\]]*)\]")
 _SPECIAL = re.compile(r"SR_[A-Za-z0-9_.]+|SRZ")
 _BARRIER = re.compile(r"B(\d{1,2})")
@@ -138,7 +138,7 @@ def parse_operand(text: str) -> Operand:
         )  # fmt: skip
     match = _CONSTANT.fullmatch(core)
     if match is not None and not text.startswith("!"):
-        bank, offset = (int(group, 16) for group in match.groups())
+        bank, offset = (int(group or "0", 16) for group in match.groups())
         return Operand("const", text, value=offset, bank=bank, negate=negate, absolute=absolute, invert=invert)
     if negate or absolute or text.startswith("~"):
         raise ValueError(f"operand {text!r}")

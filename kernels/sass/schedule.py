@@ -118,9 +118,8 @@ class Schedule:
             return
         pieces = self.waiting.setdefault(pc, [])
         pieces.append((where, n))
-        if sum(count for _, count in pieces) == self.live:
-            # Everybody is here: no wait of any kind can be left unsatisfied.
-            self._known(pc)
+        if sum(count for _, count in pieces) == self.live and len(self._known(pc).sources) < 2:
+            # Everybody is here: no wait of any kind can be left unsatisfied (but a named barrier may count otherwise).
             del self.waiting[pc]
             everybody, _ = self.merge(pieces)
             self.freed[:] = True
@@ -186,8 +185,8 @@ class Schedule:
         problem = i.problem
         if i.guard is not None:
             problem = "guarded wait"
-        elif i.opcode == "BAR" and (len(i.sources) != 1 or i.sources[0].kind != "imm" or i.sources[0].value != 0):
-            problem = "barrier other than 0, or with a count"
+        elif i.opcode == "BAR" and not (1 <= len(i.sources) <= 2 and i.sources[0].kind == "imm" and i.sources[0].value < 16):
+            problem = "barrier number"
         elif i.opcode == "WARPSYNC" and i.has("COLLECTIVE"):
             problem = "collective slow path"
         if problem:
@@ -200,34 +199,73 @@ class Schedule:
         if self.chance is not None:
             self.chance.shuffle(places)
         for pc in places:
-            where, n = self.merge(self.waiting[pc])
-            free = self._free(self._known(pc), where, n)
-            count = int(np.count_nonzero(free))
-            if count == 0:
-                self.waiting[pc] = [(where, n)]
+            i = self._known(pc)
+            if i.opcode == "BAR":
+                if self._release_barrier(i):
+                    return True
                 continue
-            positions = self._positions(where)
-            self.freed[positions[free]] = True
-            if count == n:
-                del self.waiting[pc]
-                self.push(self._after[pc], where, n)
+            where, n = self.merge(self.waiting[pc])
+            if self._let_go(pc, where, n, self._free(i, where, n)):
                 return True
+        return False
+
+    def _let_go(self, pc: int, where: Any, n: int, free: npt.NDArray[np.bool_]) -> bool:
+        count = int(np.count_nonzero(free))
+        if count == 0:
+            self.waiting[pc] = [(where, n)]
+            return False
+        positions = self._positions(where)
+        self.freed[positions[free]] = True
+        if count == n:
+            del self.waiting[pc]
+            self.push(self._after[pc], where, n)
+        else:
             self.waiting[pc] = [(positions[~free], n - count)]
             self.push(self._after[pc], positions[free], count)
-            return True
-        return False
+        return True
+
+    def _release_barrier(self, i: Instruction) -> bool:
+        """A CTA barrier counts who has arrived under its number, at whichever instruction."""
+        v = self.vector
+        number = i.sources[0].value
+        here: dict[int, tuple[Any, int, Index]] = {}
+        arrived = np.zeros(v.rows, np.intp)
+        needed = self.row_live
+        for pc in sorted(self.waiting):
+            other = self.syncs[pc]
+            if other.opcode == "BAR" and self._known(pc).sources[0].value == number:
+                where, n = self.merge(self.waiting[pc])
+                rows = self._positions(where) // v.stride
+                arrived += np.bincount(rows, minlength=v.rows)
+                here[pc] = where, n, rows
+                if len(other.sources) == 2:
+                    needed = np.full(v.rows, self._count(other, where))
+        full = (arrived >= needed) & (arrived > 0)
+        if not full.any():
+            return False
+        for pc, (where, n, rows) in here.items():
+            self._let_go(pc, where, n, full.take(rows))
+        return True
+
+    def _count(self, i: Instruction, where: Any) -> int:
+        """How many threads a named barrier waits for."""
+        operand = i.sources[1]
+        if operand.kind == "imm":
+            return operand.value
+        if operand.kind in ("reg", "ureg") and operand.index is not None and operand.index != RZ:
+            register = self.vector.regs[operand.index + (UNIFORM_BASE if operand.kind == "ureg" else 0)]
+            values = np.unique(register[self._positions(where)]) if register.__class__ is np.ndarray else [register]
+            if len(values) == 1:
+                return int(values[0])
+        raise UnknownInstructionError(f"thread count of a barrier: {i.where(self.function.name)}")
 
     def _positions(self, where: Any) -> Index:
         return self.vector.iota if where is None else self.vector.iota[where]
 
     def _free(self, i: Instruction, where: Any, n: int) -> npt.NDArray[np.bool_]:
-        """For each waiting thread whether it may go on."""
+        """For each thread that waits for lanes of its warp whether it may go on."""
         v = self.vector
         positions = self._positions(where)
-        if i.opcode == "BAR":
-            rows = positions // v.stride
-            full: npt.NDArray[np.bool_] = np.bincount(rows, minlength=v.rows) == self.row_live
-            return full.take(rows)
         alive = np.packbits(self.alive, bitorder="little").view(np.uint32)[v.warp_of[positions]]
         arrived = v.ballot(None, positions, n)
         masks = self._mask(i, positions)

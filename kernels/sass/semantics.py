@@ -415,12 +415,16 @@ def _vimnmx3(i: Instruction, c: Context[V]) -> None:
 
 
 def _sel(i: Instruction, c: Context[V]) -> None:
+    alg = c.algebra
     a, b, which = _sources(i, 3)
-    floating = i.opcode == "FSEL"
-    c.set_word(
-        _only_register(i),
-        c.algebra.choose(c.truth(which), _float(c, a) if floating else c.word(a), _float(c, b) if floating else c.word(b)),
-    )
+    p = c.truth(which)
+    if i.has("64"):
+        first, second = c.quad(a), c.quad(b)
+        low, high = alg.choose(p, alg.low(first), alg.low(second)), alg.choose(p, alg.high(first), alg.high(second))
+        c.set_quad(_only_register(i), alg.pair(low, high))
+        return
+    x, y = (_float(c, a), _float(c, b)) if i.opcode == "FSEL" else (c.word(a), c.word(b))
+    c.set_word(_only_register(i), alg.choose(p, x, y))
 
 
 def _mov(i: Instruction, c: Context[V]) -> None:

@@ -38,6 +38,7 @@ def one(*row: str) -> object:
         ("0x20", {"kind": "imm", "value": 0x20}),
         ("-0x20", {"kind": "imm", "value": 0xFFFFFFE0}),
         ("c[0x0][0x3b4]", {"kind": "const", "bank": 0, "value": 0x3B4}),
+        ("c[0x0][RZ]", {"kind": "const", "bank": 0, "value": 0}),
         ("-c[0x0][0x180]", {"kind": "const", "value": 0x180, "negate": True}),
         ("5.9604644775390625e-08", {"kind": "float", "number": 2.0**-24}),
         ("0", {"kind": "float", "number": 0.0}),

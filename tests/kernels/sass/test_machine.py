@@ -387,6 +387,40 @@ def test_thread_coordinates() -> None:
     assert memory.array(address, 144, np.uint32).tolist() == [300 + k for k in range(144)]
 
 
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_barrier_counts_arrivals_at_any_instruction(options: dict[str, Any]) -> None:
+    """Two warps meet at barrier 0 from different places; two others at barrier 2, which counts 64 threads."""
+    _, result, data = launch(HEAD + """
+        MOV R6, 0x40
+        STS [R0.X4+0x400], R0
+        ISETP.GT.U32.AND P0, PT, R0, 0x3f, PT
+        ISETP.GT.U32.AND P1, PT, R0, 0x1f, PT
+        @P0 BRA named
+        @P1 BRA other
+        BAR.SYNC.DEFER_BLOCKING 0x1, 0x40
+        BRA end
+    other: BAR.SYNC.DEFER_BLOCKING 0x1, R6
+        BRA end
+    named: BAR.SYNC.DEFER_BLOCKING 0x2, 0x40
+    end: LOP3.LUT R7, R0, 0x20, RZ, 0x3c, !PT
+        LDS R5, [R7.X4+0x400]
+        BAR.SYNC.DEFER_BLOCKING 0x0
+    """ + TAIL, 128, block=128, **options)  # fmt: skip
+    assert result.completed
+    assert data.tolist() == [t ^ 32 for t in range(128)]
+
+
+def test_a_named_barrier_that_waits_for_threads_which_left() -> None:
+    _, result, _ = launch(HEAD + """
+        ISETP.GT.U32.AND P0, PT, R0, 0x1f, PT
+        @P0 EXIT
+        BAR.SYNC.DEFER_BLOCKING 0x1, 0x40
+        EXIT
+    """)  # fmt: skip
+    assert (result.kind, result.spin) == ("deadlock", False)
+    assert [(s.pc, len(s.threads)) for s in result.stuck] == [(0x50, 32)]
+
+
 # ---- residency and verdicts ----------------------------------------------------------------------------------------------------
 
 #: CTA 0 waits until CTA 1 has set a flag. c[0x218] says how often CTA 1 writes (0: never).
@@ -687,7 +721,13 @@ def test_an_unknown_instruction_matters_only_when_reached() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["BAR.SYNC.DEFER_BLOCKING 0x1", "BAR.SYNC.DEFER_BLOCKING 0x0, 0x40", "@P0 BAR.SYNC 0x0", "WARPSYNC.COLLECTIVE R4, end"],
+    [
+        "BAR.SYNC.DEFER_BLOCKING R4",
+        "BAR.SYNC 0x10",
+        "BAR.SYNC.DEFER_BLOCKING 0x0, P0",
+        "@P0 BAR.SYNC 0x0",
+        "WARPSYNC.COLLECTIVE R4, end",
+    ],
 )
 def test_waits_of_another_form_are_errors(line: str) -> None:
     with pytest.raises(UnknownInstructionError):

@@ -356,6 +356,8 @@ def test_extrema_and_selection() -> None:
             assert run("VIMNMX3.U32", "R4,R1,R2,R3,PT", state)[R4] == min(a, b, 9)
             assert run("SEL", "R4,R1,R2,!P0", state)[R4] == b
             assert run("IABS", "R4,R1", state)[R4] == abs(signed(a)) & M
+            after = run("SEL.64", "R4,R1,R2,P1", state)
+            assert (after[R4], after[R5]) == (b, 9)
 
 
 def test_bits() -> None:
