@@ -1,8 +1,8 @@
 """The classifier's findings out of a diagnosis, as plain rows: for, against, still open, read and not read.
 
 A diagnosis may carry further keys (``decisive``, ``contradicting``, ``alternatives``, ``inputs``), written by this release, by a
-later one or by a stranger. They are taken as found: what has the expected shape is shown, what has not is shown as its text, nothing is
-believed to be complete.
+later one or by a stranger. They are taken as found: what has the expected shape is shown, what has not is shown as its text,
+nothing is believed to be complete.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def _closing(source: ReportSource, sections: Mapping[str, list[str]]) -> list[st
     return [
         "### Before submitting a new issue...", "",
         f"- [ ] Duplicates searched. {known}.",
-        "- [ ] Nothing private is left in this text and in the attached archive (`dsv4-repro bundle RUN` redacts; read what it reports).",
+        "- [ ] Nothing private is left in this text and in the attached archive (`dsv4-repro bundle RUN` redacts; read its list).",
         "",
         *foot[-1:],
     ]  # fmt: skip

@@ -69,7 +69,8 @@ _BAD = frozenset(
 #: End of a series' name in the diagnosis's timeline -> (panel, name of the curve without what stands before it).
 _SERIES = (
     ("generation tokens/s", "rate", "generation"), ("running requests", "requests", "running"),
-    ("waiting requests", "requests", "waiting"), ("busy %", "utilisation", "GPU"), ("memory %", "utilisation", "memory"), ("W", "power", "power"),
+    ("waiting requests", "requests", "waiting"), ("busy %", "utilisation", "GPU"), ("memory %", "utilisation", "memory"),
+    ("W", "power", "power"),
 )  # fmt: skip
 #: Kinds that add nothing to the picture: an artefact is part of its capture, a step is part of the curves.
 _QUIET = frozenset({"artefact", "step", "sample", "metrics"})
