@@ -27,6 +27,7 @@ from .records import (
     Confidence,
     Diagnosis,
     Evidence,
+    LedgerGroup,
     UnreadItem,
     Verdict,
     Wait,
@@ -187,7 +188,7 @@ class _Document:
         }  # fmt: skip
         document: dict[str, Any] = {
             "outcome": outcome_of(result.class_), "ground": self.ground, "verdict": Verdict.model_validate(verdict), "waits": waits,
-            "ledger": judged.ledger if judged is not None and result.class_ == "gpu-spin-barrier" else (),
+            "ledger": self._ledger(judged),
             "chain": self._chain(facts, judged), "window": self._window(), "unread": tuple(unread),
             "evidence": tuple(self.ids.records),
             "next": result.next,
@@ -236,6 +237,28 @@ class _Document:
                 )
             )  # fmt: skip
         return tuple(found)
+
+    def _ledger(self, judged: Any) -> tuple[LedgerGroup, ...]:
+        """The full judgement's ledger; else, from the block list alone, the groups that hold a resident block."""
+        if self.result.class_ != "gpu-spin-barrier":
+            return ()
+        if judged is not None and judged.ledger:
+            return tuple(judged.ledger)
+        for _, kernel, own in resident_judgements(self.view):
+            size = own.group_size
+            if (
+                own.class_ != "gpu-spin-barrier"
+                or not size
+                or not kernel.blocks
+                or kernel.grid is None
+                or kernel.grid[1:] != (1, 1)
+            ):
+                continue
+            resident = {block.index[0] for block in kernel.blocks}
+            return tuple(
+                _group(number, size, resident, kernel.grid[0], own.cause) for number in sorted({b // size for b in resident})[:64]
+            )
+        return ()
 
     def _unread(self) -> list[UnreadItem]:
         items = {(item.what, item.why): item for item in self.case.unread}
@@ -335,6 +358,25 @@ class _Document:
             links["host"] = ChainLink(link="host", status="measured", text=host, evidence=host_ids)
         order = ("drain", "mtp", "graph-padding", "producer", "compression", "dispatch", "disagreement", "barrier", "host")
         return tuple(links[name] for name in order if name in links)
+
+
+def _group(number: int, size: int, resident: set[int], total: int, cause: str | None) -> LedgerGroup:
+    members = [block for block in range(number * size, (number + 1) * size) if block < total]
+    absent = tuple(block for block in members if block not in resident)
+    spinning = tuple(block for block in members if block in resident)
+    if cause in ("peer-left", "reset-race"):
+        return LedgerGroup(group=number, spinning=spinning, exited=absent, inferred="exited: not on the device, which has room")
+    if cause == "not-co-resident":
+        started = tuple(block for block in absent if block < max(resident))
+        waiting = tuple(block for block in absent if block > max(resident))
+        return LedgerGroup(
+            group=number,
+            spinning=spinning,
+            exited=started,
+            never_started=waiting,
+            inferred="never started: blocks start in order, no room",
+        )
+    return LedgerGroup(group=number, spinning=spinning, unknown=absent)
 
 
 def _forecast_sentence(f: PaddingForecast) -> str:

@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from .detect import HEAD_BYTES, Kind, sniff
@@ -137,6 +137,11 @@ class Leaf:
     stream: Readable | None
     note: str = ""
     size: int | None = None
+    guards: list[_Guarded] = field(default_factory=list)
+
+    def trouble(self) -> str:
+        """What went wrong while it was read, known only afterwards."""
+        return next((guard.error for guard in self.guards if guard.error), "")
 
 
 def _open_zstd(source: IO[bytes]) -> Readable:
@@ -179,7 +184,7 @@ class _ZstdProgram:
         self._spool.close()
 
     def __del__(self) -> None:
-        if not self._spool.closed:
+        if hasattr(self, "_process") and not self._spool.closed:
             self.close()
 
 
@@ -207,7 +212,9 @@ class _Guarded:
         if self.error:
             return b""
         try:
-            return self._stream.read(size)
+            # One step at a time: a step that fails must not take with it what the steps before it gave.
+            step = getattr(self._stream, "read1", None)
+            return bytes(step(size)) if step is not None and size > 0 else self._stream.read(size)
         except ExpansionStoppedError:
             raise
         except _DECODE_ERRORS as error:
@@ -236,9 +243,9 @@ def expand(path: str, stream: Readable, budget: Budget, *, size: int | None = No
         opened: Readable
         try:
             if kind == "gzip":
-                opened = gzip.GzipFile(fileobj=source, mode="rb")  # noqa: SIM115  (read lazily by the caller)
+                opened = gzip.GzipFile(fileobj=source, mode="rb")
             elif kind == "xz":
-                opened = lzma.LZMAFile(source, "rb")
+                opened = lzma.LZMAFile(source, "rb")  # noqa: SIM115  (read lazily by the caller)
             elif kind == "bz2":
                 opened = bz2.BZ2File(source, "rb")
             else:
@@ -260,9 +267,8 @@ def expand(path: str, stream: Readable, budget: Budget, *, size: int | None = No
 
 def _inner(path: str, stream: Readable, guarded: _Guarded, budget: Budget, depth: int) -> Iterator[Leaf]:
     for leaf in expand(path, stream, budget, depth=depth):
+        leaf.guards.append(guarded)
         yield leaf
-        if guarded.error and not leaf.note:
-            leaf.note = guarded.error
 
 
 def _unsafe(name: str) -> bool:
@@ -288,8 +294,10 @@ def _tar(path: str, stream: Readable, budget: Budget, depth: int) -> Iterator[Le
             handle = archive.extractfile(member)
             if handle is None:
                 continue
-            for leaf in expand(name, _Guarded(handle), budget, size=member.size, depth=depth + 1):
+            own = _Guarded(handle)
+            for leaf in expand(name, own, budget, size=member.size, depth=depth + 1):
                 leaf.note = leaf.note or note
+                leaf.guards += [own, guarded]
                 yield leaf
     except ExpansionStoppedError:
         raise
@@ -324,9 +332,11 @@ def _zip(path: str, stream: Readable, budget: Budget, depth: int) -> Iterator[Le
                         continue
                     with handle:
                         counted = _Fixed(max(info.compress_size, 1))
-                        metered = _Metered(_Guarded(handle), budget, name, counted)
+                        guarded = _Guarded(handle)
+                        metered = _Metered(guarded, budget, name, counted)
                         for leaf in expand(name, metered, budget, size=info.file_size, depth=depth + 1):
                             leaf.note = leaf.note or note
+                            leaf.guards.append(guarded)
                             yield leaf
         except ExpansionStoppedError:
             raise

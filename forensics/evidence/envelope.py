@@ -24,7 +24,8 @@ _JOURNAL_ISO = re.compile(
 _KUBECTL_PREFIX = re.compile(r"^\[pod/[^\]]+\]\s+(.*)$", re.DOTALL)
 _COMPOSE = re.compile(r"^[\w.-]{1,64}\s*\| (.*)$", re.DOTALL)
 _STERN = re.compile(
-    r"^[a-z0-9][a-z0-9.-]{2,80} [a-z0-9][a-z0-9-]{0,62} (?=\(|INFO|WARNING|ERROR|DEBUG|\d{4}-|\[|\{)(.*)$", re.DOTALL
+    r"^[a-z0-9][a-z0-9.-]{2,80} [a-z0-9][a-z0-9-]{0,62} (?=\([\w ]{1,40} pid=|INFO|WARNING|ERROR|DEBUG|\d{4}-\d\d-|\{\x22)(.*)$",
+    re.DOTALL,
 )
 _RAY = re.compile(
     r"^\((?!APIServer|EngineCore|Worker|VllmWorker|RayWorker|DPCoordinator)[\w.]+ pid=\d+(?:, ip=[\d.a-f:]+)?\)\s+(.*)$", re.DOTALL

@@ -170,8 +170,9 @@ def _read_file(path: Path, shown: str, case: CaseFile, budget: Budget, orders: _
         hashing = _Hashing(handle)
         for leaf in expand(shown, hashing, budget, size=before.st_size):
             _read_leaf(leaf, path, case, orders)
-            if leaf.note and (not case.parts[first_part:] or case.parts[-1].note != leaf.note):
-                case.parts.append(InputPart(leaf.path, "", "partly", note=leaf.note))
+            for note in (leaf.note, leaf.trouble()):
+                if note and (not case.parts[first_part:] or case.parts[-1].note != note):
+                    case.parts.append(InputPart(leaf.path, "", "partly", note=note))
         whole = hashing.count == before.st_size
         after = os.fstat(handle.fileno())
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or (not whole and hashing.count > before.st_size):
