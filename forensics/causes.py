@@ -193,11 +193,10 @@ def _peer_left(facts: GroupFacts, model: GroupModel, fenced: bool | None) -> Rul
     if params is not None:
         early = params.max_seq_len <= RADIX_THRESHOLD
         peers_only = all(model.role(block) == "peer" for block in facts.exited)
-        if early and peers_only:
-            reasons.append(f"max_seq_len {params.max_seq_len} <= {RADIX_THRESHOLD}: by its parameters every peer leaves at entry")
-        else:
-            reasons.append(f"max_seq_len {params.max_seq_len}: why they left is not known")
-            firm = False
+        if not (early and peers_only):
+            reasons.append(f"by its parameters (max_seq_len {params.max_seq_len}) none of them leaves before its last barrier")
+            return Rule("peer-left", "unknown", tuple(reasons))
+        reasons.append(f"max_seq_len {params.max_seq_len} <= {RADIX_THRESHOLD}: by its parameters every peer leaves at entry")
     return Rule("peer-left", "supported", tuple(reasons), firm)
 
 
@@ -210,6 +209,9 @@ def _not_co_resident(facts: GroupFacts, model: GroupModel, others_run: bool) -> 
         return Rule("not-co-resident", "unknown", (*reasons, "blocks that are at work may end and make room"))
     if facts.missing_arrivals is None or facts.missing_arrivals != 0 or facts.exited or facts.unknown:
         return Rule("not-co-resident", "unknown", (*reasons, "the counter does not equal the resident members' arrivals"))
+    early = model.params is not None and model.params.max_seq_len <= RADIX_THRESHOLD
+    if early and all(model.role(block) == "peer" for block in facts.never_started):
+        return Rule("not-co-resident", "unknown", (*reasons, "by its parameters they would leave at entry if they started"))
     reasons.append(
         f"the counter, {facts.value}, is the arrivals of the {len(facts.spinning)} resident members, and all of them wait"
     )

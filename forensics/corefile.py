@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..errors import CubinError
 from . import limits
-from .codeimage import EmbeddedImage, FunctionSymbol
+from .codeimage import FunctionSymbol
+from .corecode import CodeFinder, rows_as_dicts
 from .coresections import CoreSections
-from .coretables import CTA, DEVICE, GRID, LANE, META, MODULE, SM, WARP, Kind
+from .coretables import CTA, DEVICE, GRID, LANE, META, SM, WARP, Kind
 from .device_state import CodeImage, CtaState, DeviceState, Dim3, GridState, LaneState, WarpState
 
 __all__ = ["INTERPRETER", "CoreDump", "Fault", "open_core", "read_core"]
@@ -120,10 +120,7 @@ class _Reader:
         self.ctas = 0
         self.warps = 0
         self.lanes = 0
-        self.image_bytes = 0
-        self.lookups = 0
-        self._images: dict[int, EmbeddedImage | None] = {}
-        self._slim: dict[tuple[int, str], bytes | None] = {}
+        self.code = CodeFinder(sections)
 
     def read(self) -> CoreDump:
         s = self.s
@@ -136,9 +133,7 @@ class _Reader:
         grids: list[_Grid] = []
         resident: dict[tuple[int, int], list[CtaState]] = {}
         section = int(tables[0]) if len(tables) else -1
-        rows = _dicts(s.rows_of(section, DEVICE, limits.MAX_DEVICES)) if section >= 0 else []
-        images = [number for kind in (Kind.RELOCATED_IMAGE, Kind.IMAGE) for number in s.of_kind(kind)[: limits.MAX_IMAGES_SEARCHED]]
-        self.all_images = [int(number) for number in images]
+        rows = rows_as_dicts(s.rows_of(section, DEVICE, limits.MAX_DEVICES)) if section >= 0 else []
         self.full = self._lanes() <= limits.MAX_FULL_LANES
         smem = [s.child(Kind.SMS, section, index) for index in range(len(rows))]
         for index, row in enumerate(rows):
@@ -192,7 +187,7 @@ class _Reader:
 
     def _metadata(self) -> dict[str, Any]:
         found = self.s.of_kind(Kind.METADATA)
-        rows = _dicts(self.s.rows_of(int(found[0]), META, 1)) if len(found) else []
+        rows = rows_as_dicts(self.s.rows_of(int(found[0]), META, 1)) if len(found) else []
         if not rows:
             return {}
         row = rows[0]
@@ -229,87 +224,12 @@ class _Reader:
         if table is None:
             self.s.note(f"grid table of device {number}", "no such section in the dump")
             return []
-        images = self._modules(devices, index)
+        images = self.code.modules(devices, index)
         grids = []
-        for row, values in enumerate(_dicts(self.s.rows_of(table, GRID, limits.MAX_GRIDS))):
-            symbol, code = self._code(values, images, sm)
+        for row, values in enumerate(rows_as_dicts(self.s.rows_of(table, GRID, limits.MAX_GRIDS))):
+            symbol, code = self.code.find(values, images, sm)
             grids.append(_Grid(number, table, row, values, symbol, code))
         return grids
-
-    def _modules(self, devices: int, index: int) -> dict[int, list[int]]:
-        """Module handle to the numbers of its image sections (relocated first) on one device."""
-        images: dict[int, list[int]] = {}
-        contexts = self.s.child(Kind.CONTEXTS, devices, index)
-        if contexts is None:
-            return images
-        for _, modules in self.s.children(Kind.MODULES, contexts):
-            handles = [row["module"] for row in _dicts(self.s.rows_of(modules, MODULE, limits.MAX_MODULES))]
-            for kind in (Kind.RELOCATED_IMAGE, Kind.IMAGE):
-                for row, section in self.s.children(kind, modules):
-                    if row < len(handles):
-                        images.setdefault(handles[row], []).append(section)
-        return images
-
-    def _image(self, section: int) -> EmbeddedImage | None:
-        if section not in self._images:
-            size = int(self.s.size[section])
-            if self.image_bytes > limits.MAX_IMAGE_TABLES:
-                return None
-            try:
-                if self.s.bytes_of(section, 0) is None:
-                    raise CubinError("lies past the file's end", path=self.s.name_of(section))
-                image = EmbeddedImage(
-                    lambda start, length: self.s.bytes_of(section, length, start) or b"", size, self.s.name_of(section)
-                )
-                self.image_bytes += image.cost
-                self._images[section] = image
-            except CubinError as error:
-                self.s.note("a module's code image", str(error))
-                self._images[section] = None
-        return self._images[section]
-
-    def _code(
-        self, grid: Mapping[str, int], images: dict[int, list[int]], sm: int | None
-    ) -> tuple[FunctionSymbol | None, CodeImage | None]:
-        """The grid's kernel: by module and entry address, else by entry address in any module, else the module's only kernel."""
-        entry, own = grid["entry"], images.get(grid["module"], [])
-        candidates = list(dict.fromkeys([*own, *self.all_images]))[: limits.MAX_IMAGES_SEARCHED]
-        for section in candidates:
-            self.lookups += 1
-            if self.lookups > limits.MAX_IMAGE_LOOKUPS:
-                break
-            image = self._image(section)
-            found = image.at(entry) if image is not None and entry else None
-            if image is not None and found is not None:
-                return found, self._cut(section, image, found, entry, sm)
-        for section in own:
-            image = self._image(section)
-            inside = image.containing(entry) if image is not None and entry else None
-            only = image.kernels(2) if image is not None else []
-            if image is not None and (inside or len(only) == 1):
-                found = inside[0] if inside else only[0]
-                reason = "its section holds it" if inside else "its module has no other kernel"
-                self.s.note(f"entry address of {found.name}", f"no symbol at {entry:#x}; taken because {reason}")
-                return found, self._cut(section, image, found, entry, sm)
-        if not candidates:
-            why = "the dump holds no code image"
-        elif self.lookups > limits.MAX_IMAGE_LOOKUPS or self.image_bytes > limits.MAX_IMAGE_TABLES:
-            why = "the code images' symbol tables are larger than is searched"
-        else:
-            why = f"no function at {entry:#x} in the first {len(candidates)} code images"
-        self.s.note(f"machine code of grid {grid['grid']}", why, "a dump without the flag skip_relocated_elf_images holds it")
-        return None, None
-
-    def _cut(self, section: int, image: EmbeddedImage, symbol: FunctionSymbol, entry: int, sm: int | None) -> CodeImage | None:
-        key = (section, symbol.name)
-        if key not in self._slim:
-            try:
-                self._slim[key] = image.function_image(symbol)
-            except CubinError as error:
-                self.s.note(f"machine code of {symbol.name}", str(error))
-                self._slim[key] = None
-        cubin = self._slim[key]
-        return None if cubin is None else CodeImage(cubin, symbol.name, entry or None, sm)
 
     def _grid_state(self, grid: _Grid, ctas: list[CtaState], devices: int) -> GridState:
         v = grid.values
@@ -330,14 +250,14 @@ class _Reader:
 
     def _resident(self, sms: int, device: int, grids: Mapping[int, _Grid]) -> list[tuple[int, CtaState]]:
         found: list[tuple[int, CtaState]] = []
-        for row, values in enumerate(_dicts(self.s.rows_of(sms, SM, limits.MAX_SMS))):
+        for row, values in enumerate(rows_as_dicts(self.s.rows_of(sms, SM, limits.MAX_SMS))):
             number = values["sm"]
             if values.get("exception"):
                 self._fault(device, number, values["exception"])
             table = self.s.child(Kind.CTAS, sms, row)
             if table is None:
                 continue
-            for index, cta in enumerate(_dicts(self.s.rows_of(table, CTA, limits.MAX_CTAS_PER_SM))):
+            for index, cta in enumerate(rows_as_dicts(self.s.rows_of(table, CTA, limits.MAX_CTAS_PER_SM))):
                 if self.ctas >= limits.MAX_CTAS:
                     self.s.note("further resident CTAs", f"more than {limits.MAX_CTAS}")
                     return found
@@ -357,7 +277,7 @@ class _Reader:
 
     def _warps(self, ctas: int, row: int, where: tuple[int, int, Dim3], grid: _Grid | None) -> tuple[WarpState, ...]:
         table = self.s.child(Kind.WARPS, ctas, row)
-        rows = _dicts(self.s.rows_of(table, WARP, limits.MAX_WARPS_PER_CTA)) if table is not None else None
+        rows = rows_as_dicts(self.s.rows_of(table, WARP, limits.MAX_WARPS_PER_CTA)) if table is not None else None
         if rows is None or table is None:
             self.s.note(f"warps of block {where[2]}", "no warp table in the dump")
             return ()
@@ -383,7 +303,7 @@ class _Reader:
         self, warps: int, row: int, warp: Mapping[str, int], where: tuple[int, int, Dim3], grid: _Grid | None
     ) -> list[LaneState]:
         table = self.s.child(Kind.LANES, warps, row)
-        rows = _dicts(self.s.rows_of(table, LANE, limits.MAX_LANES)) if table is not None else []
+        rows = rows_as_dicts(self.s.rows_of(table, LANE, limits.MAX_LANES)) if table is not None else []
         lanes: list[LaneState] = []
         seen: set[tuple[int, bool]] = set()
         entry = grid.values["entry"] if grid is not None else 0
@@ -418,11 +338,3 @@ def _pc_offset(virtual: int, function_pc: int, entry: int, depth: int) -> int | 
     if entry and entry <= virtual < entry + limits.MAX_FUNCTION_BYTES:
         return virtual - entry
     return function_pc if depth <= 1 and function_pc < limits.MAX_FUNCTION_BYTES else None
-
-
-def _dicts(rows: Any) -> list[dict[str, int]]:
-    """A table's rows by field name; the fields that this driver did not write are missing."""
-    if rows is None:
-        return []
-    names = rows.dtype.names
-    return [dict(zip(names, row, strict=True)) for row in rows.tolist()]

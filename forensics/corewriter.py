@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -52,12 +52,14 @@ class CoreOptions:
     """How a dump is written. ``omit``: section kinds to leave out (light dumps, older drivers). ``row_bytes``: row sizes by kind.
 
     ``memory``: further device memory, address to bytes, or to a length in bytes for a hole that reads as zeros.
+    ``modules``: cubins of further loaded modules.
     ``generator``, ``driver``, ``cuda``, ``flags``, ``timestamp``: the metadata row; the generator follows the state's origin.
     """
 
     omit: Collection[Kind] = ()
     row_bytes: Mapping[Kind, int] | None = None
     memory: Mapping[int, bytes | int] | None = None
+    modules: Sequence[bytes] = ()
     generator: str | None = None
     driver: tuple[int, int] = (0, 0)
     cuda: tuple[int, int] = (0, 0)
@@ -197,11 +199,11 @@ class _Writer:
                     number,
                     CodeImage(grid.code.cubin, grid.code.function, entry, grid.code.sm),
                 )
-        modules = self._table(
-            MODULE, f"{tag}.ctx0", [MODULE.pack(module=0x2000 + number) for number, _ in codes.values()], link=contexts, info=0
-        )  # fmt: skip
-        for number, code in codes.values():
-            self._part(Kind.RELOCATED_IMAGE, f"{tag}.ctx0", _relocated(code), link=modules, info=number)
+        images = [_relocated(code) for _, code in codes.values()] + [bytes(cubin) for cubin in self.options.modules]
+        handles = [MODULE.pack(module=0x2000 + number) for number in range(len(images))]
+        modules = self._table(MODULE, f"{tag}.ctx0", handles, link=contexts, info=0)
+        for number, image in enumerate(images):
+            self._part(Kind.RELOCATED_IMAGE, f"{tag}.ctx0", image, link=modules, info=number)
         entries: dict[int, int] = {}
         rows = []
         for grid in grids:

@@ -15,6 +15,33 @@ from typing import Literal
 from ..errors import TranscriptError
 from ..kernels.sasstext import parse_listing
 from . import limits
+from .cuda_gdb_patterns import (
+    ANSI,
+    BLOCK,
+    COALESCED,
+    CODE,
+    COMMAND,
+    DETACHED,
+    DEVICE,
+    DIM,
+    EXCEPTION,
+    FOCUS,
+    FRAME,
+    HERE,
+    KERNEL,
+    KERNEL_HEAD,
+    LANE,
+    PC,
+    PRINTED,
+    READS,
+    READS_PARAMETERS,
+    REFUSALS,
+    REGISTER,
+    SM_HEAD,
+    VALUE,
+    WARP,
+    WORDS,
+)
 from .device_state import CtaState, DeviceState, Dim3, GridState, LaneState, Unread, WarpState
 
 __all__ = ["Transcript", "looks_like_transcript", "parse_transcript", "read_transcript"]
@@ -32,61 +59,11 @@ class Transcript:
     processes: tuple[int, ...] = ()
 
 
-_DIM = r"\((\d{1,10}),\s*(\d{1,10}),\s*(\d{1,10})\)"
-_HEX = r"0x[0-9a-fA-F]{1,16}"
-_FOCUS = re.compile(
-    rf"CUDA kernel (\d+), grid (-?\d+),(?: cluster {_DIM},)? block {_DIM}, thread {_DIM}, "
-    r"device (\d+), sm (\d+), warp (\d+), lane (\d+)"
-)
-_DEVICE = re.compile(r"^\s*\*?\s*(\d{1,4})\s+(.*?)\s+sm_(\d+)[a-z]?\s+(\d+)\s+\d+\s+\d+\s+\d+\s+0x")
-_KERNEL = re.compile(
-    r"^\s*\*?\s*(\d+)\s+\S+\s+(\d+)\s+(-?\d+)\s+(Active|Pending|Sleeping|Running|Suspended)\s+"
-    rf"{_HEX}\S*\s+{_DIM}\s+{_DIM}\s+(?:{_DIM}\s+)?(\S.*)$"
-)
-_FRAME = re.compile(rf"^#0\s+(?:({_HEX}) in )?(.{{1,2000}}?)<<<{_DIM},\s*{_DIM}>>>")
-_HERE = re.compile(rf"^({_HEX}) in (.{{1,2000}}?)<<<{_DIM},\s*{_DIM}>>>")
-_KERNEL_HEAD = re.compile(r"^\s*Kernel (\d+)\s*$")
-_COALESCED = re.compile(rf"^\s*\*?\s*{_DIM}\s+{_DIM}\s+(\d+)\s+([a-z]+)\b")
-_BLOCK = re.compile(rf"^\s*\*?\s*{_DIM}\s+([a-z]+)\s+(\d+)\s+(\d+)\b")
-_SM_HEAD = re.compile(r"^\s*Device (\d+) SM (\d+)(?: Warp (\d+))?\s*$")
-_WARP = re.compile(rf"^\s*\*?\s*(\d{{1,3}})\s+(0x[0-9a-fA-F]{{8}})\s+(0x[0-9a-fA-F]{{8}})\s+({_HEX})\s+(\d+)\s+(.*)$")
-_LANE = re.compile(rf"^\s*\*?\s*(\d{{1,2}})\s+(active|divergent|inactive|exited)\s+({_HEX})\s+{_DIM}")
-_REGISTER = re.compile(r"^(UR|UP|R|P)(\d{1,3})\s+(0x[0-9a-fA-F]{1,8})(?:\s|$)")
-_PC = re.compile(rf"^pc\s+({_HEX})\b")
-_WORDS = re.compile(rf"^({_HEX})(?:\s+<[^>]*>)?:((?:\s+0x[0-9a-fA-F]{{8}})+)\s*$")
-_CODE = re.compile(
-    rf"^\s*(?:=>|\*>)?\s*{_HEX}\s*(?:<([^>]{{1,4000}}?)(?:\+\d+)?>)?\s*:\s*(?:@!?U?P\w\s+)?[A-Z][A-Z0-9]{{1,15}}[ .;,]?"
-)
-_PRINTED = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]{2,40}) = (-?\d{1,20}|0x[0-9a-fA-F]{1,16})\b")
-_VALUE = re.compile(r"^\$\d+ = ")
-_COMMAND = re.compile(r"^\(cuda-gdb\) (.*)$")
-_READS = re.compile(rf"^(?:print|p|output)(?:/\w)? \*?\(?\*?\(@global[^)]*\*\)\s*({_HEX})")
-_READS_PARAMETERS = re.compile(r"^x/\d+\w* \$_cuda_const_bank\(0,\s*(0x[0-9a-fA-F]+|\d+)\)")
-_DETACHED = re.compile(r"\(process (\d+)\) detached|Detaching from program: .*process (\d+)")
-_EXCEPTION = re.compile(r"CUDA Exception: ([^\r\n]{1,200})|received signal (CUDA_EXCEPTION_\d+[^\r\n]{0,100})")
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-
-_PTRACE = "run as root, or sysctl kernel.yama.ptrace_scope=0; Docker: --cap-add=SYS_PTRACE; Kubernetes: SYS_PTRACE in capabilities"
-#: Refusals: what they say, what they mean, the remedy.
-_REFUSALS = (
-    ("ptrace: Operation not permitted", "device state", "the kernel refused ptrace", _PTRACE),
-    ("is already traced by process", "device state", "another debugger holds the process", "end it: its pid stands in the line"),
-    ("ptrace: No such process", "device state", "the process was gone", ""),
-    ("No CUDA kernels", "kernels", "the debugger saw none: wrong process or rank, too early, or truly none", "attach to each rank"),
-    ("No CUDA devices", "devices", "the debugger saw none in this process", "attach to the worker process that holds the GPU"),
-    ("cudbgApiAttach", "device state", "the debugger could not attach to the CUDA driver", "use the driver's own cuda-gdb version"),
-    ("hit an internal error while attaching", "device state", "the debugger failed while attaching", "use a newer cuda-gdb"),
-    ("could not allocate operating system resources for attaching", "device state", "the debugger failed while attaching",
-     "free file handles and /tmp"),
-    ("CUDBG_ERROR_", "part of the device state", "the debugger's interface reported an error", ""),
-)  # fmt: skip
-
-
 def looks_like_transcript(text: str) -> bool:
     """Whether there is anything in the text that only cuda-gdb prints."""
     return any(
         mark in text for mark in ("Switching focus to CUDA kernel", "Active Lanes Mask", "Parent Dev Grid Status", "(cuda-gdb)")
-    ) or any(_FOCUS.search(line) or _KERNEL.match(line) for line in text[: 1 << 20].splitlines())
+    ) or any(FOCUS.search(line) or KERNEL.match(line) for line in text[: 1 << 20].splitlines())
 
 
 def parse_transcript(text: str, *, source: str = "", origin: Literal["measured", "reported"] = "measured") -> DeviceState:
@@ -113,7 +90,7 @@ def read_transcript(text: str, *, source: str = "", origin: Literal["measured", 
 
 
 def _plain(line: str) -> str:
-    line = _ANSI.sub("", line).rstrip("\r\n")
+    line = ANSI.sub("", line).rstrip("\r\n")
     if line.startswith('~"') and line.endswith('"'):  # MI console record
         line = line[2:-1].replace("\\n", "").replace("\\t", "\t").replace('\\"', '"').replace("\\\\", "\\")
     return line
@@ -176,30 +153,30 @@ class _Parser:
     # --- one line ------------------------------------------------------------------------------------------------------------
 
     def line(self, line: str) -> None:
-        command = _COMMAND.match(line)
+        command = COMMAND.match(line)
         if command:
             self.command = line = command[1]
         if not line.strip():
             return
         self._refusal(line)
-        focus = _FOCUS.search(line)
+        focus = FOCUS.search(line)
         if focus:
             self._focus(focus)
         elif self._header(line) or self._row(line) or self._inspection(line):
             self.seen = True
 
     def _refusal(self, line: str) -> None:
-        for mark, what, why, remedy in _REFUSALS:
+        for mark, what, why, remedy in REFUSALS:
             if mark in line:
                 self.seen = True
                 item = Unread(what, why, remedy)
                 if item not in self.unread:
                     self.unread.append(item)
-        found = _EXCEPTION.search(line)
+        found = EXCEPTION.search(line)
         if found and len(self.exceptions) < limits.MAX_UNREAD:
             self.seen = True
             self.exceptions.append((found[1] or found[2]).strip())
-        detached = _DETACHED.search(line)
+        detached = DETACHED.search(line)
         if detached:
             self.processes.append(int(detached[1] or detached[2]))
 
@@ -237,24 +214,24 @@ class _Parser:
         if "Dev" in words and "SMs" in words and "Type" in words:
             self.table = "devices"
             return True
-        head = _KERNEL_HEAD.match(line)
+        head = KERNEL_HEAD.match(line)
         if head and self.table == "blocks":
             self.kernel = int(head[1])
             self.counted.add(self.kernel)
             return True
-        place = _SM_HEAD.match(line)
+        place = SM_HEAD.match(line)
         if place:
             self.place = (int(place[1]), int(place[2]), int(place[3]) if place[3] else None)
             return True
         return False
 
     def _row(self, line: str) -> bool:
-        device = _DEVICE.match(line)
+        device = DEVICE.match(line)
         if device:
             text = re.sub(r"^[0-9a-fA-F]{2,4}:[0-9a-fA-F]{2}\.\d\s+", "", device[2])
             self.devices[int(device[1])] = (re.split(r"\s{2,}", text)[0].strip(), int(device[3]), int(device[4]))
             return True
-        kernel = _KERNEL.match(line)
+        kernel = KERNEL.match(line)
         if kernel:
             n = kernel.groups()
             cluster = _dim(n[10:13]) if n[10] is not None else (1, 1, 1)
@@ -270,14 +247,14 @@ class _Parser:
 
     def _block(self, line: str) -> bool:
         own = self.blocks.setdefault(self.kernel, {})
-        many = _COALESCED.match(line)
+        many = COALESCED.match(line)
         if many:
             first, last, count = _dim(many.groups()[:3]), _dim(many.groups()[3:6]), int(many[7])
             self.counted.add(self.kernel)
             for block in self._between(first, last, count):
                 own.setdefault(block, None)
             return True
-        one = _BLOCK.match(line)
+        one = BLOCK.match(line)
         if one:
             self.counted.add(self.kernel)
             own[_dim(one.groups()[:3])] = int(one[6])
@@ -301,10 +278,10 @@ class _Parser:
         return [_block_at(index, dim) for index in range(start, start + count)]
 
     def _warp(self, line: str) -> bool:
-        found = _WARP.match(line)
+        found = WARP.match(line)
         if not found:
             return False
-        dims = re.findall(_DIM, found[6])
+        dims = re.findall(DIM, found[6])
         if not dims:
             return False
         block = _dim(dims[min(self.block_column, len(dims) - 1)])
@@ -315,7 +292,7 @@ class _Parser:
         return True
 
     def _lane(self, line: str) -> bool:
-        found = _LANE.match(line)
+        found = LANE.match(line)
         if not found or self.place[2] is None:
             return False
         own = self.lanes.setdefault((self.place[0], self.place[1], self.place[2]), {})
@@ -326,21 +303,21 @@ class _Parser:
     # --- inspection of one place -----------------------------------------------------------------------------------------------
 
     def _inspection(self, line: str) -> bool:
-        frame = _FRAME.match(line) or _HERE.match(line)
+        frame = FRAME.match(line) or HERE.match(line)
         if frame and self.focus is not None:
             n = frame.groups()
             self.frames[self.focus[0]] = (n[1].strip(), _dim(n[2:5]), _dim(n[5:8]))
             if n[0] is not None:
                 self._set_pc(int(n[0], 16))
             return True
-        words = _WORDS.match(line)
+        words = WORDS.match(line)
         if words:
-            bank = _READS_PARAMETERS.match(self.command)
+            bank = READS_PARAMETERS.match(self.command)
             kept = self.params.setdefault(self.focus[0], {}) if bank and self.focus else self.memory
             for at, word in enumerate(words[2].split()[:4096]):
                 kept[int(words[1], 16) + 4 * at] = int(word, 16)
             return True
-        code = _CODE.match(line)
+        code = CODE.match(line)
         if code:
             name = code[1] or ""
             if sum(map(len, self.code.values())) < 200_000:
@@ -348,20 +325,20 @@ class _Parser:
             if self.focus is not None:
                 self.code_kernel.setdefault(name, self.focus[0])
             return True
-        register = _REGISTER.match(line)
+        register = REGISTER.match(line)
         if register and self.focus is not None:
             _, place, lane = self.focus
             self.lanes[place][lane].registers[register[1] + register[2]] = int(register[3], 16)
             return True
-        pc = _PC.match(line)
+        pc = PC.match(line)
         if pc and self.focus is not None:
             self._set_pc(int(pc[1], 16))
             return True
-        if _VALUE.match(line):
-            reads, single = _READS.match(self.command), re.match(r"^\$\d+ = (-?\d+|0x[0-9a-fA-F]+)\s*$", line)
+        if VALUE.match(line):
+            reads, single = READS.match(self.command), re.match(r"^\$\d+ = (-?\d+|0x[0-9a-fA-F]+)\s*$", line)
             if reads and single:
                 self.memory[int(reads[1], 16)] = int(single[1], 0) & 0xFFFFFFFF
-            for name, value in _PRINTED.findall(line):
+            for name, value in PRINTED.findall(line):
                 number = int(value, 0)
                 self.printed[name] = number if self.printed.get(name, number) == number else None
             return True

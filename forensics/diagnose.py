@@ -74,7 +74,7 @@ def diagnose_state(
     views = _with_printed(state, views)
     found = _fault(faults) or judge(state, views, hung=watched)
     if not found.waits and found.class_ in ("unknown", "gpu-kernel-stuck"):
-        found = by_name(state, views) or found
+        found = by_name(state, views, hung=watched) or found
     signature, why_not = _signature(found)
     view = found.view or next((item for item in views if item.ctas), None)
     seen = _chain_input(state, found, view, read, host, unwedge)

@@ -185,6 +185,8 @@ def _nobody_left(facts: GroupFacts, wait: PolledWait, *, others_run: bool) -> bo
     """Whether no block is left that could end the wait: then it lasts for ever."""
     if facts.running or facts.unknown or wait.satisfied is not False or not (facts.settled or facts.missing_arrivals == 0):
         return False
+    if facts.value is not None and facts.target is not None and facts.value >= facts.target and not facts.settled:
+        return False  # another member has already seen enough arrivals: this one is about to go on
     return not (facts.never_started and others_run)
 
 

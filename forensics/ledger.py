@@ -172,9 +172,9 @@ def room_on(state: DeviceState, view: GridView) -> Room:
             per_sm.setdefault(cta.sm, []).append(threads)
     resident = sum(len(blocks) for blocks in per_sm.values())
     if None in per_sm or not sms:
-        if resident < _FEWEST_SMS and state.origin != "interpreted":
+        if resident < (sms or _FEWEST_SMS) and state.origin != "interpreted":
             few = "only 1 block is" if resident == 1 else f"only {resident} blocks are"
-            return Room("free", f"{few} resident, fewer than any such GPU has SMs")
+            return Room("free", f"{few} resident, " + (f"on {sms} SMs" if sms else "fewer than any such GPU has SMs"))
         return Room("unknown", "which SM holds which block is not known", False)
     if len(per_sm) < sms:
         return Room("free", f"{sms - len(per_sm)} of {sms} SMs hold no block")

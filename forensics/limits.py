@@ -5,8 +5,8 @@ A limit that is hit is never silent: the rest is reported as unread, with the co
 
 from __future__ import annotations
 
-#: Sections whose headers are read (a full H200 with every lane resident has 0.9 million); 36 bytes of memory each.
-MAX_SECTIONS = 1 << 21
+#: Sections whose headers are read (with every lane of a full H200 resident: 0.9 million); 36 bytes of memory each.
+MAX_SECTIONS = 3 << 19
 #: Rows of one table of each kind.
 MAX_DEVICES = 64
 MAX_CONTEXTS = 1024
@@ -17,8 +17,8 @@ MAX_CTAS_PER_SM = 64
 MAX_WARPS_PER_CTA = 64
 MAX_LANES = 32
 #: Resident CTAs and warps in all.
-MAX_CTAS = 1 << 16
-MAX_WARPS = 1 << 17
+MAX_CTAS = 1 << 15
+MAX_WARPS = 1 << 16
 #: Up to this many resident lanes, registers of every lane are read; beyond, of one lane for each distinct PC of each warp.
 MAX_FULL_LANES = 8192
 #: Lanes kept in all.

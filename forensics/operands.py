@@ -130,8 +130,8 @@ def destinations(line: SassLine) -> tuple[str, ...]:
     if line.base == "R2P":
         return tuple(f"P{bit}" for bit in range(7))
     written: list[str] = []
-    seen = "SETP" in line.base or line.base.endswith("PLOP3")  # these write predicates only
-    for text in line.operands:
+    seen = "SETP" in line.base or line.base.endswith("PLOP3")  # these write two predicates and nothing else
+    for text in line.operands[:2] if seen else line.operands:
         item = operand(text)
         if not isinstance(item, Register):
             break

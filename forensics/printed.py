@@ -18,8 +18,11 @@ from .records import LedgerGroup, Wait
 __all__ = ["by_name"]
 
 
-def by_name(state: DeviceState, views: Sequence[GridView]) -> Judged | None:
-    """The verdict from a counter printed by name; None unless exactly one block is resident, of a kernel of that family."""
+def by_name(state: DeviceState, views: Sequence[GridView], *, hung: bool) -> Judged | None:
+    """The verdict from a counter printed by name; None unless exactly one block is resident, of a kernel of that family.
+
+    That the block waits is nowhere in such a transcript, so it takes a watchdog (``hung``) to call it a hang.
+    """
     counter = state.printed.get("arrival_counter")
     resident = [(view, cta) for view in views for cta in view.ctas]
     if counter is None or len(resident) != 1 or any(not view.grid.complete or view.grid.ctas is None for view in views):
@@ -42,7 +45,10 @@ def by_name(state: DeviceState, views: Sequence[GridView]) -> Judged | None:
     elif counter == 1 and role == "leader":
         cause, tail = "peer-left", "that is its own arrival: the rest of its group left without arriving"
     else:
-        return Judged("gpu-spin-barrier", None, "low", f"{head}; why it waits is not known", (wait,), view=view, model=model)
+        return None
+    if not hung:
+        text = f"{head}; whether it waits is not in this evidence (no machine code, no registers)"
+        return Judged("unknown", None, "low", text, (wait,), view=view, model=model, candidates=("gpu-spin-barrier", "not-hung"))
     rest = (LedgerGroup(group=group, spinning=(cta.linear,), exited=tuple(
         block for block in range(group * model.ctas, (group + 1) * model.ctas) if block != cta.linear
     ), inferred="the only resident block waits; nothing keeps the others from starting"),) if group is not None else ()  # fmt: skip

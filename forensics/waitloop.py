@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from ..kernels.sasstext import INSTRUCTION_BYTES, SassLine
-from . import limits
-from .operands import branch_target, destinations, operand
+from ..kernels.sasstext import SassLine
+from .controlflow import HOLE, ControlFlow, written
+from .operands import branch_target, operand
 from .values import SWAPPED, Node, Trace, Values, compare
 
 __all__ = ["CodeView", "Resolved", "Site", "WaitLoop", "no_constants"]
@@ -25,7 +25,6 @@ Status = Literal["measured", "computed", "unknown"]
 Constants = Callable[[int, int], int | None]
 
 _STORES = frozenset(("ST", "STG", "RED", "REDG", "ATOM", "ATOMG", "UBLKCP", "UTMASTG", "UTMAREDG", "CALL"))
-_HOLE = "(not listed)"
 
 
 def no_constants(_bank: int, _offset: int) -> int | None:
@@ -148,93 +147,12 @@ class Site:
         return total & (1 << 64) - 1
 
 
-class CodeView:
-    """Control flow of one function. ``lines``: sorted by offset; a listing with gaps is allowed."""
+class CodeView(ControlFlow):
+    """Wait loops of one function. ``lines``: its instructions; a listing with gaps is allowed."""
 
     def __init__(self, lines: Iterable[SassLine]) -> None:
-        self.lines: dict[int, SassLine] = {line.offset: line for line in lines}
-        self._order = sorted(self.lines)
-        self._successors: dict[int, tuple[int, ...]] = {}
-        self._build()
-        self._predecessors: dict[int, list[int]] = {}
-        for source, targets in self._successors.items():
-            for target in targets:
-                self._predecessors.setdefault(target, []).append(source)
-        self._loops: list[frozenset[int]] | None = None
+        super().__init__(lines)
         self._sites: dict[int, Site | None] = {}
-
-    # --- control flow --------------------------------------------------------------------------------------------------------
-
-    def _build(self) -> None:
-        following = dict(pairwise(self._order))
-        for offset in self._order:
-            line = self.lines[offset]
-            after = following.get(offset)
-            if after is not None and after != offset + INSTRUCTION_BYTES:
-                after = self._hole(offset + INSTRUCTION_BYTES, after)
-            target = branch_target(line)
-            if target is not None and target not in self.lines and target not in self._successors:
-                later = next((place for place in self._order if place > target), None)
-                if later is not None and target >= 0:
-                    target = self._hole(target, later)
-            if after is None and _falls_through(line):
-                after = self._hole(offset + INSTRUCTION_BYTES, None)  # a listing that ends here: the code goes on
-            follow = [place for place in (target, after if _falls_through(line) else None) if place is not None]
-            self._successors[offset] = tuple(dict.fromkeys(follow))
-
-    def _hole(self, start: int, end: int | None) -> int:
-        """A stand-in for the instructions from ``start`` to ``end`` that the listing does not show."""
-        self.lines.setdefault(start, SassLine(start, "", _HOLE))
-        self._successors[start] = () if end is None else (end,)
-        return start
-
-    def _natural_loops(self) -> list[frozenset[int]]:
-        """Bodies of all loops that are closed by a backward branch, smallest first."""
-        if self._loops is None:
-            found = set()
-            for source, targets in self._successors.items():
-                for head in targets:
-                    if head <= source:
-                        body = self._body(head, source)
-                        if body is not None:
-                            found.add(body)
-            self._loops = sorted(found, key=lambda body: (len(body), min(body)))
-        return self._loops
-
-    def _body(self, head: int, tail: int) -> frozenset[int] | None:
-        """All instructions that reach ``tail`` without passing ``head``; None if that leaves the loop or is too large."""
-        body, stack = {head, tail}, [tail]
-        while stack:
-            current = stack.pop()
-            if current == head:
-                continue
-            before = self._predecessors.get(current, ())
-            if not before:
-                return None
-            for place in before:
-                if place not in body:
-                    body.add(place)
-                    stack.append(place)
-            if len(body) > limits.MAX_LOOP_INSTRUCTIONS:
-                return None
-        return frozenset(body)
-
-    def _path(self, start: int, goal: int, body: frozenset[int]) -> list[int] | None:
-        """The shortest run of instructions from ``start`` (included) to ``goal`` (excluded) inside a loop; a round if equal."""
-        origin: dict[int, int] = {}
-        queue = deque([start])
-        while queue:
-            current = queue.popleft()
-            for place in self._successors[current]:
-                if place in body and place not in origin:
-                    origin[place] = current
-                    if place == goal:
-                        run = [current]
-                        while run[-1] != start:
-                            run.append(origin[run[-1]])
-                        return run[::-1]
-                    queue.append(place)
-        return None
 
     # --- the pattern ---------------------------------------------------------------------------------------------------------
 
@@ -246,7 +164,7 @@ class CodeView:
 
     def phase_wait(self, pc: int) -> int | None:
         """Offset of the mbarrier phase check whose loop holds ``pc``; None if it is in no such loop."""
-        for body in self._natural_loops():
+        for body in self.natural_loops():
             if pc in body and len(body) <= 64:
                 checks = [
                     place
@@ -260,7 +178,7 @@ class CodeView:
     def wait_loops(self) -> list[WaitLoop]:
         """Every wait loop of the function, by offset of its load."""
         found: dict[int, WaitLoop] = {}
-        for body in self._natural_loops():
+        for body in self.natural_loops():
             for load in sorted(offset for offset in body if is_poll(self.lines[offset])):
                 site = self._site(body, load, load)
                 if site is not None and load not in found:
@@ -268,9 +186,9 @@ class CodeView:
         return [found[load] for load in sorted(found)]
 
     def _find(self, pc: int) -> Site | None:
-        if pc not in self.lines or self.lines[pc].opcode == _HOLE:
+        if pc not in self.lines or self.lines[pc].opcode == HOLE:
             return None
-        for body in self._natural_loops():
+        for body in self.natural_loops():
             if pc in body:
                 for load in sorted(offset for offset in body if is_poll(self.lines[offset])):
                     site = self._site(body, load, pc)
@@ -283,10 +201,10 @@ class CodeView:
         found = []
         for offset in sorted(body):
             line = self.lines[offset]
-            outside = [place for place in self._successors[offset] if place not in body]
+            outside = [place for place in self.successors[offset] if place not in body]
             if line.base in ("EXIT", "RET", "KILL"):
                 found.append((offset, True))
-            elif outside and len(self._successors[offset]) > 1:
+            elif outside and len(self.successors[offset]) > 1:
                 found.append((offset, branch_target(line) in outside))
         return found
 
@@ -310,7 +228,7 @@ class CodeView:
         for stops in ((pc, load, branch, pc), (pc, branch, load, pc)):
             parts = []
             for start, goal in pairwise(stops):
-                part = [] if start == goal and start != stops[0] else self._path(start, goal, body) if start != goal else []
+                part = [] if start == goal and start != stops[0] else self.path(start, goal, body) if start != goal else []
                 if part is None:
                     break
                 parts.append(part)
@@ -325,7 +243,7 @@ class CodeView:
     def _equation(self, body: frozenset[int], load: int, pc: int, walk: list[int], branch: int, when_taken: bool) -> Site | None:
         values = Values()
         trace = Trace(values, load)
-        unstable = {name for place in body - set(walk) for name in _written(self.lines[place])}
+        unstable = {name for place in body - set(walk) for name in written(self.lines[place])}
         state: Mapping[str, int] = {}
         address = None
         loaded: tuple[int, ...] = ()
@@ -335,7 +253,7 @@ class CodeView:
                 line = self.lines[place]
                 if place == branch:
                     exits.append((trace.loads, _condition(trace, line, when_taken)))
-                if line.opcode == _HOLE:
+                if line.opcode == HOLE:
                     trace.forget()
                 else:
                     trace.step(line)
@@ -367,22 +285,10 @@ class CodeView:
         return next((place for place in order if self.lines[place].base in ("ISETP", "UISETP")), branch)
 
     def _finish(self, site: Site, body: frozenset[int], others: bool) -> Site:
-        shown = tuple((place, self.lines[place].text) for place in sorted(body) if self.lines[place].opcode != _HOLE)
-        holes = any(self.lines[place].opcode == _HOLE for place in body)
+        shown = tuple((place, self.lines[place].text) for place in sorted(body) if self.lines[place].opcode != HOLE)
+        holes = any(self.lines[place].opcode == HOLE for place in body)
         loop = replace(site.loop, bounded=others or site.loop.bounded, holes=holes, body=body, instructions=shown[:64])
         return replace(site, loop=loop)
-
-
-def _written(line: SassLine) -> tuple[str, ...]:
-    return () if line.opcode == _HOLE else destinations(line)
-
-
-def _falls_through(line: SassLine) -> bool:
-    if line.base in ("EXIT", "RET", "KILL", "BRA", "JMP", "BRX", "JMX", "BRXU", "JMXU"):
-        guarded = line.predicate not in ("", "@PT", "@UPT")
-        extra = len(line.operands) > 1 and operand(line.operands[0]) != operand("PT")
-        return guarded or extra or "DIV" in line.modifiers or "CONV" in line.modifiers
-    return True
 
 
 def is_poll(line: SassLine) -> bool:
