@@ -25,6 +25,7 @@ DEFAULT_BUDGET = 400_000_000
 #: Local memory of a thread, bytes; the stack starts at its end.
 LOCAL_BYTES = 1024
 MAX_THREADS = 1 << 22
+MAX_CTAS = 1 << 20
 
 Dim3 = tuple[int, int, int]
 
@@ -83,8 +84,8 @@ class Machine:
         if not 0 <= dynamic_smem <= 227 * 1024:
             raise UsageError(f"{dynamic_smem} bytes of dynamic shared memory: at most {227 * 1024}")
         count = grid_dim[0] * grid_dim[1] * grid_dim[2]
-        if count > 1 << 31:
-            raise UsageError(f"a grid of {count} CTAs")
+        if count > MAX_CTAS:
+            raise UsageError(f"a grid of {count} CTAs: at most {MAX_CTAS} are interpreted")
         stride = -(-threads // 32) * 32
         self._threads = threads
         self._grid = count

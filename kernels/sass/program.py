@@ -31,14 +31,13 @@ __all__ = ["Program"]
 
 _SORTS: Mapping[str, Any] = {"w": np.uint32, "q": np.uint64, "s": np.int32, "i": np.intp}
 _LITERAL = re.compile(r"([wqsi])(m?)(\d+)")
-_GENERATOR = ("accesses", "algebra", "blocks", "decode", "emit", "isa", "lanes", "layout", "operands", "semantics", "state", "warp")
 
 
 @lru_cache(maxsize=1)
 def _generator_digest() -> str:
-    """Hash of every module that the generated code depends on: a changed generator never meets old code."""
-    here = Path(__file__).parent
-    return content_key(*((here / f"{name}.py").read_bytes() for name in _GENERATOR))
+    """Hash of every module that the generated code may depend on: a changed generator never meets old code."""
+    modules = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith(("symbolic", "slice")))
+    return content_key(*(path.read_bytes() for path in modules))
 
 
 @lru_cache(maxsize=1)
