@@ -16,6 +16,7 @@ from .memory import Memory
 from .program import Program
 from .schedule import Schedule
 from .state import ThreadVector
+from .tables import TableKey, Tables
 from .verdict import CtaSnapshot, Fault, Residency, RunResult, StuckThreads
 
 __all__ = ["DEFAULT_BUDGET", "Machine"]
@@ -62,6 +63,7 @@ class Machine:
         self._chance = random.Random(seed) if schedule == "random" else None
         self._blocks = program.blocks(checks)
         self._running = False
+        self._tables: dict[TableKey, Tables] = {}
 
     # ---- launching ------------------------------------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Machine:
         self._threads = threads
         self._grid = count
         shared = layout.shared_base + self.program.static_smem + dynamic_smem
-        vector = ThreadVector(self.memory, stride, shared, LOCAL_BYTES, layout.shared_window)
+        vector = ThreadVector(self.memory, stride, shared, LOCAL_BYTES, layout.shared_window, self._tables)
         vector.block_dim, vector.grid_dim = block_dim, grid_dim
         vector.K = layout.values(params, grid_dim, block_dim, LOCAL_BYTES)
         first = min(count, self.sms * self.slots_per_sm)
@@ -100,7 +102,7 @@ class Machine:
         if self.checks:
             vector.checker = AccessChecker(vector, self.program)
         self._vector = vector
-        self._schedule = Schedule(vector, self.program.function, self._chance)
+        self._schedule = Schedule(vector, self.program.function, self.program.waits, self._chance)
         self._next_block = first
         self._where: dict[int, tuple[int, int]] = {k: (k % self.sms, k // self.sms) for k in range(first)}
         self._exited: list[int] = []
@@ -261,6 +263,8 @@ class Machine:
         ended = [vector.ctas[row] for row in gone]
         self._exited += ended
         free = [self._where.pop(block) for block in ended]
+        if not schedule.live and self._next_block >= self._grid:
+            return
         kept = np.flatnonzero(schedule.row_live)
         vector.keep(kept)
         schedule.keep_rows(kept)
@@ -290,6 +294,7 @@ class Machine:
 
     def _faulted(self, fault: Fault, step: tuple[int, Any, int]) -> RunResult:
         self._schedule.push(*step)
+        self._tables.clear()  # their scratch arrays may have been left in use
         self._running = False
         return self._result("fault", fault.message, fault=fault)
 

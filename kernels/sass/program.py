@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ import numpy as np
 from ...errors import CubinError
 from ..cache import Cache, content_key
 from ..image import KernelImage, sha256_hex
-from .blocks import Blocks
-from .decode import SassFunction, decode_rows
+from .blocks import Blocks, is_sync
+from .decode import Instruction, SassFunction, decode_rows
 from .lanes import block_globals
 from .layout import ConstantLayout, layout_for
 
@@ -113,6 +113,11 @@ class Program:
     @property
     def sm(self) -> int:
         return self.function.sm
+
+    @cached_property
+    def waits(self) -> Mapping[int, Instruction]:
+        """The instructions at which threads wait for others, by offset."""
+        return {i.offset: i for i in self.function.instructions if is_sync(i)}
 
     def blocks(self, checks: bool) -> Blocks:
         """The blocks, with or without memory checks in their code."""

@@ -8,13 +8,14 @@ warps at random (never splitting a warp: the compiler relies on convergence afte
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import UnknownInstructionError
-from .blocks import UNIFORM_BASE, is_sync
+from .blocks import UNIFORM_BASE
 from .decode import INSTRUCTION_BYTES, Instruction, SassFunction
 from .operands import RZ
 from .state import ThreadVector
@@ -36,11 +37,14 @@ def _successor(i: Instruction) -> int:
 class Schedule:
     """Ready, waiting and parked threads of one machine, by program counter (byte offset)."""
 
-    def __init__(self, vector: ThreadVector, function: SassFunction, chance: random.Random | None) -> None:
+    def __init__(
+        self, vector: ThreadVector, function: SassFunction, waits: Mapping[int, Instruction], chance: random.Random | None
+    ) -> None:
+        """``waits``: the function's instructions at which threads wait for others, by offset."""
         self.vector = vector
         self.function = function
         self.chance = chance
-        self.syncs: dict[int, Instruction] = {i.offset: i for i in function.instructions if is_sync(i)}
+        self.syncs = waits
         self._after = {pc: _successor(i) for pc, i in self.syncs.items()}
         self.ready: dict[int, list[Group]] = {}
         self.waiting: dict[int, list[Group]] = {}

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .atomics import Atomics
 from .blocks import PREDICATE_BASE, REGISTERS
 from .memory import POISON_WORD, Memory
+from .tables import MAX_KEPT_TABLES, TableKey, Tables
 
 if TYPE_CHECKING:
     from .checker import AccessChecker
@@ -32,7 +33,17 @@ _MASK = 0xFFFFFFFF
 class ThreadVector(Atomics):
     """Architectural state of ``rows`` CTAs of ``stride`` threads (a multiple of 32)."""
 
-    def __init__(self, memory: Memory, stride: int, shared_bytes: int, local_bytes: int, shared_window: int) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        stride: int,
+        shared_bytes: int,
+        local_bytes: int,
+        shared_window: int,
+        kept_tables: dict[TableKey, Tables] | None = None,
+    ) -> None:
+        """``kept_tables``: what launches of one machine share, by geometry."""
+        self._kept_tables: dict[TableKey, Tables] = {} if kept_tables is None else kept_tables
         self.memory = memory
         self.stride = stride
         self.shared_words = -(-shared_bytes // 4)
@@ -78,33 +89,21 @@ class ThreadVector(Atomics):
         self.Hh = self.H.view(np.uint16)
 
     def _tables(self) -> None:
-        rows, stride = len(self.ctas), self.stride
-        self.rows, self.size = rows, rows * stride
+        rows = len(self.ctas)
+        self.rows, self.size = rows, rows * self.stride
         self.single = rows == 1
-        self.iota: Index = np.arange(self.size, dtype=np.intp)
-        thread = np.tile(np.arange(stride, dtype=np.uint32), rows)
-        lane = thread & np.uint32(31)
-        ctas = np.array(self.ctas, np.uint32)
-        width, height, _ = self.block_dim
-        across, down, _ = self.grid_dim
-        self.special: dict[str, Words] = {
-            "SR_LANEID": lane,
-            "SR_LTMASK": (np.uint32(1) << lane) - np.uint32(1),
-            "SR_TID.X": thread % np.uint32(width),
-            "SR_TID.Y": thread // np.uint32(width) % np.uint32(height),
-            "SR_TID.Z": thread // np.uint32(width * height),
-            "SR_CTAID.X": np.repeat(ctas % np.uint32(across), stride),
-            "SR_CTAID.Y": np.repeat(ctas // np.uint32(across) % np.uint32(down), stride),
-            "SR_CTAID.Z": np.repeat(ctas // np.uint32(across * down), stride),
-        }
-        self.block_index = {name: int(self.special[name][0]) for name in ("SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z")} if rows else {}
-        self.shared_base: Index = np.repeat(np.arange(rows, dtype=np.intp) * self.shared_words, stride)
-        self.shared_base2 = self.shared_base * 2
-        self.shared_base1 = self.shared_base * 4
-        self.warp_of: Index = self.iota >> 5
-        self._bits = np.zeros(self.size, np.bool_)
-        self._place: Index = np.zeros(self.size, np.intp)
-        self._sums = np.zeros(self.size, np.uint32)
+        key = (tuple(self.ctas), self.stride, self.shared_words, self.block_dim, self.grid_dim)
+        found = self._kept_tables.get(key)
+        if found is None:
+            found = Tables(self.ctas, self.stride, self.shared_words, self.block_dim, self.grid_dim)
+            if len(self._kept_tables) >= MAX_KEPT_TABLES:
+                self._kept_tables.clear()
+            self._kept_tables[key] = found
+        self.iota, self.warp_of, self.special = found.iota, found.warp_of, found.special
+        self.shared_base, self.shared_base2, self.shared_base1 = found.shared_base, found.shared_base2, found.shared_base1
+        self._bits, self._place, self._sums = found.bits, found.place, found.sums
+        names = ("SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z")
+        self.block_index = {name: int(self.special[name][0]) for name in names} if self.single else {}
         self._bind_shared()
 
     def keep(self, rows: Index) -> None:
