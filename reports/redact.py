@@ -14,9 +14,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +36,7 @@ from .redact_rules import (
 )
 from .redact_text import QUOTED, Lines, harmless, literal_end, shaped, span_sub
 
-__all__ = ["KeepError", "Redactor", "Tally", "parse_keep", "protected_words"]
+__all__ = ["KeepError", "Redactor", "Tally", "looks_numeric", "parse_keep", "protected_words"]
 
 _IPV4 = re.compile(r"(?<![\w.])(?<!\d-)(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![\w]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
@@ -65,10 +64,6 @@ _BODY = (
     "prompt",
 )
 _LOCAL = re.compile(r"(?m)^\s{8,}\w+: .*$")
-_NAME_KEYS = {
-    "hosts": ("hostname", "host_name", "nodename", "node_name", "host"),
-    "users": ("user", "username", "user_name", "login", "owner"),
-}
 _MOST_NAMES = 4000
 _MOST_LINES = 40
 
@@ -171,17 +166,18 @@ class Redactor:
     def _know(self, kind: str, name: str, *, sure: bool = False) -> None:
         """Remember a name for the second pass, if it is distinctive enough to be replaced wherever it stands."""
         lowered = name.lower().strip(".-_")
-        if kind in self._keep or not self._is_name(lowered) or len(self._names) >= _MOST_NAMES:
+        if kind in self._keep or not self.is_name(lowered) or len(self._names) >= _MOST_NAMES:
             return
         plain = re.fullmatch(r"[a-z]+", lowered) is not None
         if sure or kind == "users" or not plain:
             self._names.setdefault(lowered, kind)
         if kind == "hosts" and "." in lowered and not address_is_private_text(lowered):
             label = lowered.partition(".")[0]
-            if self._is_name(label) and re.search(r"[\d-]", label):
+            if self.is_name(label) and re.search(r"[\d-]", label):
                 self._names.setdefault(label, kind)
 
-    def _is_name(self, lowered: str) -> bool:
+    def is_name(self, lowered: str) -> bool:
+        """Whether a word can be somebody's name: no word of the trade, no public host, no number or version."""
         return (
             2 < len(lowered) <= 253
             and lowered not in protected_words()
@@ -233,7 +229,12 @@ class Redactor:
             self._taken.add(made)
         return made
 
-    def _replace(self, kind: str, rule: str, value: str, place: str, line: int) -> str:
+    def keeps(self, kind: str) -> bool:
+        """Whether values of a kind stay on request."""
+        return kind in self._keep
+
+    def replace(self, kind: str, rule: str, value: str, place: str, line: int) -> str:
+        """The pseudonym of a value, counted; the value itself if it may stay or is a pseudonym already."""
         if value.lower() in self._keep_texts or value in self._taken or any(part in self._taken for part in value.split(".", 1)):
             return value
         made = self.pseudonym(kind, value)
@@ -259,14 +260,14 @@ class Redactor:
         for literal in self._hide:
             text = re.sub(
                 re.escape(literal),
-                lambda m: self._replace("hidden", "--hide", m.group(), place, lines.of(m)),
+                lambda m: self.replace("hidden", "--hide", m.group(), place, lines.of(m)),
                 text,
                 flags=re.IGNORECASE,
             )
         if "macs" not in self._keep:
             text = _MAC.sub(lambda m: self._mac(m, place, lines), text)
             if "erial" in text:
-                text = span_sub(_SERIAL, text, lambda value, m: self._replace("macs", "serial number", value, place, lines.of(m)))
+                text = span_sub(_SERIAL, text, lambda value, m: self.replace("macs", "serial number", value, place, lines.of(m)))
         for kind, rules in (("users", USER_CONTEXTS), ("hosts", HOST_CONTEXTS)):
             if kind not in self._keep:
                 for rule in rules:
@@ -285,13 +286,13 @@ class Redactor:
             if rule.kind == "secrets":
                 if harmless(value):
                     return value
-                return self._replace("secrets", rule.name, value, place, lines.of(match)) + "\n" * value.count("\n")
+                return self.replace("secrets", rule.name, value, place, lines.of(match)) + "\n" * value.count("\n")
             lowered = value.lower()
             if rule.kind == "hosts" and (re.fullmatch(r"[\d.]+", value) or looks_numeric(value)):
                 return value
-            if not self._is_name(lowered):
+            if not self.is_name(lowered):
                 return value
-            return self._replace(rule.kind, rule.name, value, place, lines.of(match))
+            return self.replace(rule.kind, rule.name, value, place, lines.of(match))
 
         return span_sub(rule.pattern, text, value_of)
 
@@ -310,7 +311,7 @@ class Redactor:
             value = match.group(group)
             if harmless(value) or value in self._taken or (group == "bare" and len(value) < 8):
                 return match.group()
-            made = self._replace("secrets", "key of a setting", value, place, lines.of(match))
+            made = self.replace("secrets", "key of a setting", value, place, lines.of(match))
             start, end = match.start(group) - match.start(), match.end(group) - match.start()
             whole = match.group()
             return whole[:start] + made + whole[end:]
@@ -325,7 +326,7 @@ class Redactor:
             rest = re.sub(
                 r"[^\s\x00]+",
                 lambda word: (
-                    word.group() if harmless(word.group()) else self._replace("secrets", "argument", word.group(), place, line)
+                    word.group() if harmless(word.group()) else self.replace("secrets", "argument", word.group(), place, line)
                 ),
                 words.group("rest"),
             )
@@ -346,7 +347,7 @@ class Redactor:
                 if harmless(value) or not value:
                     return inner.group()
                 quote = inner.group()[0]
-                return quote + self._replace("secrets", "key of a setting", value, place, line) + quote
+                return quote + self.replace("secrets", "key of a setting", value, place, line) + quote
 
             out += [text[at:begin], QUOTED.sub(quoted, text[begin:end])]
             at = end
@@ -355,26 +356,26 @@ class Redactor:
 
     def _name(self, match: re.Match[str], place: str, lines: Lines) -> str:
         kind = self._names.get(match.group().lower(), "hosts")
-        return self._replace(kind, "name seen elsewhere", match.group(), place, lines.of(match))
+        return self.replace(kind, "name seen elsewhere", match.group(), place, lines.of(match))
 
     def _ipv4(self, match: re.Match[str], place: str, lines: Lines) -> str:
         value = match.group()
         if address_is_private_text(value) is None or looks_like_version(match.string, match.start(), match.end()):
             return value
-        return self._replace("ips", "IPv4 address", value, place, lines.of(match))
+        return self.replace("ips", "IPv4 address", value, place, lines.of(match))
 
     def _ipv6(self, match: re.Match[str], place: str, lines: Lines) -> str:
         value = match.group()
         full = value.count(":") == 7 and "::" not in value and all(len(part) > 2 for part in value.split(":")[:1])
         if not (full or _IPV6_START.match(value)) or address_is_private_text(value) is None:
             return value
-        return self._replace("ips", "IPv6 address", value, place, lines.of(match))
+        return self.replace("ips", "IPv6 address", value, place, lines.of(match))
 
     def _mac(self, match: re.Match[str], place: str, lines: Lines) -> str:
         value = match.group().replace("-", ":").lower()
         if value in ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff"):
             return match.group()
-        made = self._replace("macs", "hardware address", value, place, lines.of(match))
+        made = self.replace("macs", "hardware address", value, place, lines.of(match))
         return made.replace(":", match.group(1))
 
     # -- prompts -------------------------------------------------------------------------------------------------------------------
@@ -427,7 +428,7 @@ class Redactor:
                 return whole
             if inside.startswith("[text-"):
                 return whole
-            made = self._replace("prompts", "prompt or completion", inside, place, line)
+            made = self.replace("prompts", "prompt or completion", inside, place, line)
             return f"{quote}[{made}, {len(inside)} characters]{quote if len(whole) > 1 and whole.endswith(quote) else ''}"
 
         return QUOTED.sub(one, body)
@@ -450,77 +451,12 @@ class Redactor:
                 inside = inner.group()[1:-1]
                 if len(inside) < 24 or inside.startswith("[text-"):
                     return inner.group()
-                made = self._replace("prompts", "local variable", inside, place, lines.of(match))
+                made = self.replace("prompts", "local variable", inside, place, lines.of(match))
                 return f"{inner.group()[0]}[{made}, {len(inside)} characters]{inner.group()[0]}"
 
             return QUOTED.sub(quoted, match.group())
 
         return _LOCAL.sub(one, text)
-
-    # -- documents -----------------------------------------------------------------------------------------------------------------
-
-    def value(self, value: Any, place: str, key: str = "", depth: int = 0, body: bool = False) -> Any:
-        """A JSON value without private values: by its keys, and by the text of every string. Numbers and keys of ours stay."""
-        if depth > 60:
-            return None
-        body = body or key in ("messages", "choices", "prompts")
-        if isinstance(value, str):
-            return self._string(value, place, "prompt" if body and key in ("content", "text", "delta") else key)
-        if isinstance(value, Mapping):
-            return {
-                (self.text(str(name), place) if re.search(r"[./@: -]", str(name)) else str(name)): self.value(
-                    item, place, str(name), depth + 1
-                )
-                for name, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            if TOKEN_KEY.match(f"{key}=[") and "prompts" not in self._keep:
-                return self._ids(value, place)
-            if key in ("command", "argv", "cmdline", "args", "argv_all"):
-                return self._arguments(value, place)
-            return [self.value(item, place, key, depth + 1, body) for item in value]
-        return value
-
-    def _string(self, value: str, place: str, key: str) -> str:
-        if is_secret_key(key) and value and not harmless(value):
-            return self._replace("secrets", f"key {key[:40]}", value, place, 0)
-        if "prompts" not in self._keep and key in (
-            "prompt",
-            "prompts",
-            "prompt_text",
-            "completion",
-            "generated_text",
-            "output_text",
-        ):
-            return (
-                f"[{self._replace('prompts', 'prompt or completion', value, place, 0)}, {len(value)} characters]"
-                if value
-                else value
-            )
-        for kind, keys in _NAME_KEYS.items():
-            named = key.lower() in keys and kind not in self._keep and re.fullmatch(r"[\w.+-]+", value) is not None
-            if named and self._is_name(value.lower()) and not looks_numeric(value):
-                return self._replace(kind, f"key {key[:40]}", value, place, 0)
-        if re.fullmatch(r"[\d.]+", value) and re.search(r"(?i)version|driver|cuda|nccl|cudnn|torch|nvml", key):
-            return value
-        return self.text(value, place, 0)
-
-    def _ids(self, value: Sequence[Any], place: str) -> list[Any]:
-        made: list[Any] = []
-        for item in value:
-            if isinstance(item, list | tuple):
-                made.append(self._ids(item, place))
-            elif isinstance(item, int) and not isinstance(item, bool) and item > 0:
-                self.tally.add("prompts", "token ids", place, 0, "")
-                made.append(0)
-            else:
-                made.append(item)
-        return made
-
-    def _arguments(self, words: Sequence[Any], place: str) -> list[Any]:
-        """An argument vector: the value of a secret flag is the next word."""
-        joined = "\x00".join(word if isinstance(word, str) else json.dumps(word) for word in words)
-        return self.text(joined, place, 0).split("\x00")
 
 
 def looks_numeric(value: str) -> bool:

@@ -66,7 +66,8 @@ SECRET_FORMS: tuple[Rule, ...] = (
     _rule(
         "private key",
         "secrets",
-        r"(?P<value>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?:[^-]|-(?!----)){0,20000}(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----)?)",
+        r"(?P<value>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?:[^-]|-(?!----)){0,20000}"
+        r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----)?)",
         flags=re.DOTALL,
         gate="private key",
     ),
