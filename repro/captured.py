@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..forensics.device_state import DeviceState, GridState, Unread
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
 from .ground import CaptureOutcome
 
-__all__ = ["all_unread", "counter_of_row_states", "merge_states", "richness"]
+__all__ = ["all_unread", "counter_of_row_states", "merge_states", "richness", "standing_counter"]
 
 
 def _grid_richness(grid: GridState) -> int:
@@ -28,16 +29,20 @@ def merge_states(captures: Sequence[CaptureOutcome]) -> DeviceState | None:
     """The richest state (the first of equals: collectors come in the order of disturbance, so it is the earliest look), with every
     other view's memory words and unread items added. None if no collector saw the device.
     """
-    states = [capture.state for capture in captures if capture.state is not None]
+    seen = [capture for capture in captures if capture.state is not None]
+    states = [capture.state for capture in seen if capture.state is not None]
     if not states:
         return None
     best = max(states, key=richness)
+    # Addresses mean something within one process only: words of the first child say nothing of a second one.
+    process = next(capture.facts.get("child") for capture in seen if capture.state is best)
+    alike = [capture.state for capture in seen if capture.facts.get("child") == process]
     memory: dict[int, int] = {}
     devices = dict(best.devices)
     unread = list(best.unread)
     for state in states:
         if state is not best:
-            memory.update(state.memory)
+            memory.update(state.memory if any(state is other for other in alike) else {})
             devices = {**state.devices, **devices}
             unread += [item for item in state.unread if item not in unread]
     memory.update(best.memory)
@@ -53,16 +58,24 @@ def all_unread(captures: Sequence[CaptureOutcome]) -> tuple[Unread, ...]:
 
 
 def counter_of_row_states(captures: Sequence[CaptureOutcome], ctas_per_group: int) -> int | None:
-    """Address of the one arrival counter that stands in the middle of a barrier, from the row states alone.
+    """Address of the one arrival counter that stands in the middle of a barrier, from the row states alone; None if not known."""
+    for capture in captures:
+        found = standing_counter(capture.facts, ctas_per_group)
+        if found is not None:
+            return found
+    return None
+
+
+def standing_counter(facts: Mapping[str, Any], ctas_per_group: int) -> int | None:
+    """The same from one reading: ``address`` of the first row state, ``arrivals`` by group (or ``groups`` with ``arrival``).
 
     A row that was finished leaves six arrivals a CTA; a counter at no multiple of that belongs to a group that waits. None if the
-    row states were not read, still changed, or if no counter or several are so: then nothing is guessed.
+    words still changed, or if no counter or several are so: then nothing is guessed.
     """
-    for capture in captures:
-        base, arrivals = capture.facts.get("address"), capture.facts.get("arrivals")
-        if not isinstance(base, int) or not isinstance(arrivals, list) or capture.facts.get("unchanged") is False:
-            continue
-        standing = [group for group, count in enumerate(arrivals) if count % (6 * ctas_per_group)]
-        if len(standing) == 1:
-            return base + standing[0] * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET
-    return None
+    base, arrivals = facts.get("address"), facts.get("arrivals")
+    if arrivals is None and isinstance(facts.get("groups"), list):
+        arrivals = [group.get("arrival") for group in facts["groups"] if isinstance(group, Mapping)]
+    if not isinstance(base, int) or not isinstance(arrivals, list) or facts.get("unchanged") is False:
+        return None
+    standing = [group for group, count in enumerate(arrivals) if isinstance(count, int) and count % (6 * ctas_per_group)]
+    return base + standing[0] * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET if len(standing) == 1 else None

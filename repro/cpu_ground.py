@@ -196,7 +196,7 @@ class CpuGround:
 
     # -- capture -------------------------------------------------------------------------------------------------------------
 
-    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool) -> Sequence[CaptureOutcome]:
+    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool, attach: bool = True) -> Sequence[CaptureOutcome]:
         """The row states and the stuck threads; with ``allow_dump`` the whole state as a core dump, read back from the file."""
         hang = self._hang
         if hang is None:

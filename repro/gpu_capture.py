@@ -85,12 +85,19 @@ class GpuCapture:
     clock: Clock = SYSTEM
     left_debuggers: list[Any] = field(default_factory=list)
     _captured: set[int] = field(default_factory=set)
+    _attached: bool = False
     _params: bytes = b""
     _outcomes: list[CaptureOutcome] = field(default_factory=list)
     _emit: Emit = lambda *_arguments, **_fields: None
 
-    def capture(self, folder: Path, emit: Emit, step: DecodeStep | None, *, allow_dump: bool) -> list[CaptureOutcome]:
-        """Read the child into ``folder``; ``step``: the one that hangs, None if nothing does."""
+    def capture(
+        self, folder: Path, emit: Emit, step: DecodeStep | None, *, allow_dump: bool, attach: bool = True
+    ) -> list[CaptureOutcome]:
+        """Read the child into ``folder``; ``step``: the one that hangs, None if nothing does.
+
+        ``attach`` False leaves the debugger for a later call: after it this child can neither write from its side stream nor be
+        dumped.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         again = step is not None and step.index in self._captured
         if step is not None:
@@ -104,6 +111,7 @@ class GpuCapture:
             self._take(KernelLogCollector(folder, since=self.since))
             self._take(ProcCollector(self.child.pid, folder))
             self._take(HostStackCollector(self.child.pid, folder, clock=self.clock))
+        if attach and not self._attached:
             self._attach(folder, _counters(states), hangs=step is not None)
         if allow_dump:
             self._take_dump(folder, step)
@@ -145,6 +153,7 @@ class GpuCapture:
             return self._not_read("cuda_gdb", "pauses", "cuda-gdb", why, "Attaching to a healthy process can end it.")
         base = self.request.kernel.params_base
         collector = CudaGdbCollector(self.child.pid, folder, tool, addresses=addresses, params_base=base, clock=self.clock)
+        self._attached = True
         try:
             collected = self._take(collector)
         finally:
@@ -167,6 +176,10 @@ class GpuCapture:
         if self.dump is None:
             why = "the child was started without the dump's environment"
             return self._not_read("core_dump", "may end the process", what, why, "Run with --dump.")
+        if self._attached and step is not None and self.second_child is not None:
+            # The driver's own words after an attach: "CUDA coredump is not supported with late attach. Disabling coredump."
+            self._outcomes.extend(self.second_child(step, folder / "second-child"))
+            return None
         collector = CoreDumpCollector(self.child.pid, self.dump, folder, stderr=self.child.stderr_path, clock=self.clock)
         collected = self._take(collector)
         dumped = next((item.path for item in collected.files if item.kind == "gpu-core"), None)

@@ -323,12 +323,12 @@ class GpuGround:
 
     # -- capture -------------------------------------------------------------------------------------------------------------
 
-    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool) -> Sequence[CaptureOutcome]:
+    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool, attach: bool = True) -> Sequence[CaptureOutcome]:
         """Read the hung workload into ``folder``, in the order of ``gpu_capture``."""
         self._live_child()
         if self._capture is None:
             raise InconclusiveError("the GPU ground was opened without success: nothing to read")
-        return self._capture.capture(folder, emit, self._hung_step, allow_dump=allow_dump)
+        return self._capture.capture(folder, emit, self._hung_step, allow_dump=allow_dump, attach=attach)
 
     def _dump_of_another_child(self, step: DecodeStep, folder: Path) -> list[CaptureOutcome]:
         """This child could not be dumped (a debugger was attached before, say): hang a new one at the same step and dump that."""

@@ -54,7 +54,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One decode step. ``hung`` comes with the watchdog's reasons; ``wrong`` with the rows whose chosen set is not the reference's."""
+    """One decode step. ``hung`` comes with the watchdog's reasons, ``wrong`` with the rows whose set is not the reference's."""
 
     index: int
     state: Literal["done", "hung", "wrong", "fault", "died", "refused"]
@@ -120,7 +120,9 @@ class Ground(Protocol):
 
     def run_step(self, step: DecodeStep) -> StepOutcome: ...
 
-    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool) -> Sequence[CaptureOutcome]: ...
+    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool, attach: bool = True) -> Sequence[CaptureOutcome]:
+        """``attach``: whether a debugger may be attached too; a GPU process can write nothing by itself after that."""
+        ...
 
     def unwedge(self, address: int, value: int) -> UnwedgeOutcome: ...
 

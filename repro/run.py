@@ -1,9 +1,11 @@
 """The run loop above any ground: steps, and on a hang capture, diagnosis, the unwedge experiment, a dump; then the outcome.
 
-Order on the first hang of a run, least disturbing first: capture without a dump; diagnose; write a large count into the stuck
-counter and see whether the kernel retires (``unwedge``); only then the dump, because it ends the GPU context. When the experiment
-released the kernel, the step is replayed for the dump: it hangs again, and that it does is part of the evidence. Later trials that
-hang at the same step are released and counted; one that hangs elsewhere is captured in full too.
+Order on the first hang of a run, least disturbing first: capture without debugger and dump; write a large count into the stuck
+counter and see whether the kernel retires (``unwedge``); replay the step - it hangs again, and that it does is part of the
+evidence - for the debugger and the dump; diagnose. On a GPU the experiment has to come first (measured on an H200): a dump ends
+the context, and after a debugger was attached the process's own side stream writes nothing any more and no dump can be had of
+it, so that one is taken of a second child. Later trials that hang at the same step are released and counted; one that hangs
+elsewhere is captured in full too.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ..forensics.records import Diagnosis, Evidence, Outcome
 from ..kernels.abi import RELEASE_COUNT
 from ..scenarios.drain import DecodeStep
 from .bounds import bounds_of
-from .captured import all_unread, counter_of_row_states, merge_states
+from .captured import all_unread, counter_of_row_states, merge_states, standing_counter
 from .ground import CaptureOutcome, CloseOutcome, Ground, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .run_records import TrialCounts
 from .runstore import RunStore
@@ -124,7 +126,6 @@ class _Run:
     closed: CloseOutcome | None = None
     timing: dict[str, float] = field(default_factory=dict)
     captured_steps: set[int] = field(default_factory=set)
-    release_address: int | None = None
 
     # -- the ground's life ---------------------------------------------------------------------------------------------------------
 
@@ -206,40 +207,42 @@ class _Run:
     def _hung(self, ground: Ground, step: DecodeStep, outcome: StepOutcome) -> None:
         self.tally.hang += 1
         if step.index in self.captured_steps or len(self.captured_steps) >= _FULL_CAPTURES:
-            self._release(ground)
+            self._release(ground, step)
             return
         first = not self.captured_steps
         self.captured_steps.add(step.index)
         started = self.clock.monotonic()
-        dump_now = self.settings.allow_dump and (not self.settings.dump_ends_context or not self.settings.unwedge)
-        captures = self._capture(ground, f"hang-{len(self.captured_steps)}", allow_dump=dump_now)
-        diagnosis = self._judge(ground, step, outcome, captures, None)
-        address = stuck_counter(diagnosis)
+        name = f"hang-{len(self.captured_steps)}"
+        # A GPU context does not survive a dump, and after a debugger its own process can write nothing: the experiment comes first.
+        wait = self.settings.unwedge and self.settings.dump_ends_context
+        captures = self._capture(ground, name, allow_dump=self.settings.allow_dump and not wait, attach=not wait)
+        diagnosis = None if wait else self._judge(ground, step, outcome, captures, None)
+        address = stuck_counter(diagnosis) if diagnosis is not None else None
         launch = self.request.launches.get(step.graph_rows)
         if address is None and launch is not None:
             address = counter_of_row_states(captures, launch.ctas_per_group)
+        experiment = None
+        if self.settings.unwedge:
+            experiment = self._experiment(ground, address)
+            if wait:
+                captures = self._rest_after(ground, name, step, experiment, captures)
+        diagnosis = self._judge(ground, step, outcome, captures, experiment)
         if first:
             self.timing = {
                 "launch_to_hung_s": round(outcome.milliseconds / 1e3, 4),
                 "hung_to_diagnosis_s": round(self.clock.monotonic() - started, 4),
             }
-            self.release_address = address
         self.store.emit("verdict", **{"class": diagnosis.verdict.class_, "cause": diagnosis.verdict.cause, "step": step.index})
-        context_lost = dump_now and self.settings.dump_ends_context
-        experiment = None
-        if self.settings.unwedge and not context_lost:
-            experiment = self._experiment(ground, address)
-            captures, context_lost = self._dump_after(ground, step, experiment, captures)
-            diagnosis = self._judge(ground, step, outcome, captures, experiment)
         if self.result_hang is None:
             self.result_hang, self.unwedge = diagnosis, experiment
-        if context_lost or experiment is None or not experiment.retired:
+        if self.settings.dump_ends_context or experiment is None or not experiment.retired:
             self.close()
 
-    def _capture(self, ground: Ground, folder: str, *, allow_dump: bool) -> list[CaptureOutcome]:
-        self.watch.waiting("capturing: row states, host stacks, the debugger" + (", a core dump" if allow_dump else ""))
+    def _capture(self, ground: Ground, folder: str, *, allow_dump: bool, attach: bool) -> list[CaptureOutcome]:
+        what = ["row states", "host stacks", *(["the debugger"] if attach else []), *(["a core dump"] if allow_dump else [])]
+        self.watch.waiting("capturing: " + ", ".join(what))
         place = self.store.evidence_subfolder(folder)
-        captures = list(ground.capture(place, self.store.emit, allow_dump=allow_dump))
+        captures = list(ground.capture(place, self.store.emit, allow_dump=allow_dump, attach=attach))
         for capture in captures:
             for artefact in capture.artefacts:
                 self.store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
@@ -289,29 +292,29 @@ class _Run:
         )
         return experiment
 
-    def _dump_after(
-        self, ground: Ground, step: DecodeStep, experiment: UnwedgeOutcome, captures: list[CaptureOutcome]
-    ) -> tuple[list[CaptureOutcome], bool]:
-        """The dump that had to wait for the experiment; (all captures, whether the context is lost)."""
-        if not (self.settings.allow_dump and self.settings.dump_ends_context):
-            return captures, False
+    def _rest_after(
+        self, ground: Ground, name: str, step: DecodeStep, experiment: UnwedgeOutcome, captures: list[CaptureOutcome]
+    ) -> list[CaptureOutcome]:
+        """The debugger and the dump, which had to wait for the experiment. A released step is replayed first: it hangs again."""
         if experiment.retired:
             again = ground.run_step(step)
             self._log_step(0, step, again)
             if again.state != "hung":
-                self.store.emit("capture", collector="core dump", seconds=0.0, why_not=f"the replayed step is {again.state}")
-                return captures, again.state in {"fault", "died"}
-        more = self._capture(ground, f"hang-{len(self.captured_steps)}-again", allow_dump=True)
-        return [*captures, *more], True
+                self.store.emit("capture", collector="debugger, dump", seconds=0.0, why_not=f"the replayed step is {again.state}")
+                return captures
+        more = self._capture(ground, f"{name}-again", allow_dump=self.settings.allow_dump, attach=True)
+        return [*captures, *more]
 
-    def _release(self, ground: Ground) -> None:
+    def _release(self, ground: Ground, step: DecodeStep) -> None:
         """A hang like one that was captured: note its counters, release it and go on, or end the workload."""
+        address = None
         if isinstance(ground, ReadsRowStates):
-            self.store.emit("row states", **dict(ground.row_states()))
-        if self.settings.unwedge and self.release_address is not None:
-            experiment = self._experiment(ground, self.release_address)
-            if experiment.retired:
-                return
+            seen = dict(ground.row_states())
+            self.store.emit("row states", **seen)
+            launch = self.request.launches.get(step.graph_rows)
+            address = standing_counter(seen, launch.ctas_per_group) if launch is not None else None
+        if self.settings.unwedge and self._experiment(ground, address).retired:
+            return
         self.close()
 
     # -- the end -------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ import pytest
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.forensics.device_state import CtaState, DeviceState, GridState, LaneState, Unread, WarpState
 from dsv4_repro.forensics.records import Diagnosis, Evidence, Verdict, Wait
+from dsv4_repro.kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
 from dsv4_repro.kernels.image import KernelImage
+from dsv4_repro.kernels.plan import device_named, plan_launch
 from dsv4_repro.repro.ground import (
     Artefact,
     CaptureOutcome,
@@ -74,7 +76,7 @@ class FakeGround:
         reasons = ("no event for 2 s", "GPU busy, no memory traffic") if state == "hung" else ()
         return StepOutcome(step.index, state, milliseconds=1.5, layer=4, reasons=reasons, detail=self.detail)
 
-    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool) -> Sequence[CaptureOutcome]:
+    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool, attach: bool = True) -> Sequence[CaptureOutcome]:
         self._call("capture+dump" if allow_dump else "capture")
         artefact = folder / "row-states.bin"
         artefact.write_bytes(b"\x01\x00\x00\x00")
@@ -84,13 +86,17 @@ class FakeGround:
                 disturbance="none",
                 seconds=0.0003,
                 artefacts=(Artefact("row states", artefact, "measured"),),
-                facts={"counters": [0, 1]},
+                facts=self.row_states(),
                 unread=self.unread,
             )
         ]
-        if self.sees_device:
+        if self.sees_device and (attach or allow_dump):
             outcomes.append(CaptureOutcome(collector="debugger", disturbance="pauses", seconds=0.7, state=hung_state()))
         return outcomes
+
+    def row_states(self) -> dict[str, Any]:
+        """Group 6 stands in the middle of a barrier."""
+        return {"address": COUNTER - 6 * ROW_STATE_SIZE - ARRIVAL_COUNTER_OFFSET, "arrivals": [0, 0, 0, 0, 0, 0, 1, 0]}
 
     def unwedge(self, address: int, value: int) -> UnwedgeOutcome:
         self._call("unwedge")
@@ -155,7 +161,12 @@ def kernel() -> KernelImage:
 @pytest.fixture
 def request_for(plan: DrainPlan, kernel: KernelImage) -> Callable[..., GroundRequest]:
     def build(**options: Any) -> GroundRequest:
-        return GroundRequest(plan=plan, steps=decode_steps(plan), kernel=kernel, launches={}, options={"ground": "gpu", **options})
+        steps = decode_steps(plan)
+        device = device_named("H200")
+        launches = {
+            rows: plan_launch(rows, plan.width, plan.width, plan.top_k, device) for rows in {step.graph_rows for step in steps}
+        }
+        return GroundRequest(plan=plan, steps=steps, kernel=kernel, launches=launches, options={"ground": "gpu", **options})
 
     return build
 

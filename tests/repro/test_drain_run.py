@@ -74,7 +74,7 @@ def test_a_hang_is_status_3_and_everything_is_in_the_directory(
     assert "arrival_counter = 1, waits until it is >= 2: block 12 (leader of group 6), at +0x1ce0" in flat
     assert "the kernel retired 0.70 ms later" in flat
     assert "never run on an SM120 card" in flat
-    assert f"run directory: {tmp_path / 'run'}" in out
+    assert f"run directory: {tmp_path / 'run'}" in flat
 
 
 def test_the_text_fits_80_columns_but_for_paths(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,7 +175,7 @@ def test_the_drain_hangs_at_three_live_and_is_read_released_and_reused(ground: C
     assert (experiment.attempted, experiment.retired, experiment.why_not) == (True, True, "")
     assert experiment.milliseconds is not None
     assert 0 < experiment.milliseconds < 1000
-    assert len(experiment.detail["layers_ms"]) == 3, "each layer hangs in turn"
+    assert 1 <= len(experiment.detail["layers_ms"]) <= 3, "each layer hangs in turn, and one write can release two of them"
     assert (experiment.detail["rows_wrong"], experiment.detail["padding_rows_wrong"]) == ([], [6])
     assert one.run_step(asked.steps[0]).state == "done"
     assert one.row_states()["groups"][6]["arrival"] == 0, "the graph's own memset wiped what was written"
@@ -366,11 +366,12 @@ def test_the_step_hangs_again_and_is_dumped_which_ends_the_context(
     monkeypatch.setenv("FAKE_CUDA_DUMP", str(small_dump(tmp_path / "made.nvcudmp")))
     one, asked = ground(), request()
     run_to_end(one, asked)
-    first = list(one.capture(tmp_path / "hang", Events(), allow_dump=False))
+    first = list(one.capture(tmp_path / "hang", Events(), allow_dump=False, attach=False))
+    assert "cuda_gdb" not in by_name(first), "after a debugger the side stream writes nothing any more"
     address = by_name(first)["row_states"].facts["address"] + 6 * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET
     assert one.unwedge(address, RELEASE_COUNT).retired
     assert one.run_step(asked.steps[2]).state == "hung"
-    second = list(one.capture(tmp_path / "again", Events(), allow_dump=True))
+    second = list(one.capture(tmp_path / "again", Events(), allow_dump=True, attach=False))
     assert [capture.collector for capture in second] == ["row_states", "core_dump"], "what was read is not read again"
     dump = by_name(second)["core_dump"]
     assert dump.artefacts[0].path == tmp_path / "again" / "gpu.nvcudmp"
