@@ -173,15 +173,14 @@ def _agreement(image: KernelImage, prologue: Prologue, solver: Solver, exhaustiv
                 why = why or f"the decision depends on something that is not modelled: {', '.join(hidden)[:200]}"
                 continue
             witness = _witness(image, prologue, waits, gone, shape, shown, answer)
-            counted = exhaustive_lengths(waits, gone, terms, witness) if exhaustive else None
+            counted = exhaustive_lengths([(waits, gone)], terms, witness) if exhaustive else None
             return ConsumerFinding(**common, word="VULNERABLE", condition=_shown(waits), witness=witness, exhaustive=counted)
     if why:
         return ConsumerFinding(**common, word="CANNOT TELL", why=why)
     counted = None
     if exhaustive:
         sizes = Witness(length=0, max_seq_len=16384, stride=16384)
-        runs = [exhaustive_lengths(waits, gone, terms, sizes) for waits, gone, _, _ in asked if not _not_inputs(waits, gone)]
-        counted = sum(item for item in runs if item is not None)
+        counted = exhaustive_lengths([(waits, gone) for waits, gone, _, _ in asked if not _not_inputs(waits, gone)], terms, sizes)
     return ConsumerFinding(**common, word="PROVED", condition=_shown(asked[0][0]), exhaustive=counted)
 
 
@@ -390,23 +389,33 @@ def _beyond(image: KernelImage, prologue: Prologue, path: Path, whole: Any, diff
     )  # fmt: skip
 
 
-def exhaustive_lengths(waits: Any, gone: Any, terms: Terms, witness: Witness, *, step: int = 1 << 22) -> int | None:
-    """How many of all 2^32 lengths make the one CTA wait and the other not, at the witness's max_seq_len and stride.
+def exhaustive_lengths(pairs: Sequence[tuple[Any, Any]], terms: Terms, witness: Witness, *, step: int = 1 << 18) -> int | None:
+    """Of all 2^32 lengths: how many make, in any of ``pairs``, the one CTA wait and the other not come, at the witness's sizes.
 
-    None where the conditions depend on something that is not an input. NumPy over the same terms that the solver saw.
+    None where a condition depends on something that is not an input. NumPy over the same terms that the solver saw; conditions that
+    are spelled the same were run before and are not run again.
     """
     import numpy as np
 
-    both = terms.both(waits, gone)
-    if type(both) is bool:
-        return (1 << 32) if both else 0
+    any_pair: Any = False
+    for waits, gone in pairs:
+        any_pair = terms.either(any_pair, terms.both(waits, gone))
+    if type(any_pair) is bool:
+        return (1 << 32) if any_pair else 0
     fixed = {"max_seq_len": witness.max_seq_len & 0xFFFFFFFF, "stride": witness.stride & 0xFFFFFFFF, "chunk": 8192}
-    try:
-        function = compile_numpy(both, "len", fixed)
-    except ValueError:
-        return None
-    total = 0
-    base = np.arange(step, dtype=np.uint32)
-    for first in range(0, 1 << 32, step):
-        total += int(np.count_nonzero(np.broadcast_to(function(base + np.uint32(first)), base.shape)))
-    return total
+    key = f"{any_pair!r} {sorted(fixed.items())}"
+    if key not in _COUNTED:
+        try:
+            function = compile_numpy(any_pair, "len", fixed)
+        except ValueError:
+            return None
+        total = 0
+        base = np.arange(step, dtype=np.uint32)
+        for first in range(0, 1 << 32, step):
+            total += int(np.count_nonzero(np.broadcast_to(function(base + np.uint32(first)), base.shape)))
+        _COUNTED[key] = total
+    return _COUNTED[key]
+
+
+#: What ``exhaustive_lengths`` counted in this process, by condition and sizes.
+_COUNTED: dict[str, int] = {}

@@ -47,8 +47,8 @@ def _from_file(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise PlanError(f"recipe {str(path)[:200]}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise PlanError(f"recipe {str(path)[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
     if len(raw) > MAX_BYTES:
         raise PlanError(f"recipe {path}: more than {MAX_BYTES >> 20} MiB")
     try:

@@ -279,6 +279,19 @@ _NUMPY: dict[str, str] = {
 }  # fmt: skip
 
 
+def _extremum(term: Term) -> str | None:
+    """``a if a < b else b`` as one minimum or maximum; None if the term is no such thing."""
+    if term.op != "ite" or not isinstance(term.args[0], Term) or term.args[0].op not in ("ult", "ule", "slt", "sle"):
+        return None
+    (low, high), (yes, no) = term.args[0].args, term.args[1:]
+    same = (yes is low and no is high) or (not isinstance(low, Term) and yes == low and no is high) or (yes is low and no == high)
+    other = (yes is high and no is low) or (not isinstance(low, Term) and no == low and yes is high) or (no is low and yes == high)
+    if not same and not other:
+        return None
+    name = "minimum" if same else "maximum"
+    return f"{name}({{1}}, {{2}})" if term.args[0].op[0] == "u" else f"{name}(s32({{1}}), s32({{2}})).view(U)"
+
+
 def compile_numpy(root: Any, variable: str, fixed: Mapping[str, int]) -> Callable[[Any], Any]:
     """A function from a uint32 array of values of ``variable`` to the term's value on each, the other inputs being ``fixed``.
 
@@ -320,14 +333,15 @@ def compile_numpy(root: Any, variable: str, fixed: Mapping[str, int]) -> Callabl
                 raise ValueError(f"the input {name} has no value")
             names[id(term)] = f"B({bool(fixed[name])})" if term.op == "bitvar" else f"U({fixed[name] & MASK})"
             continue
-        form = _NUMPY.get(term.op)
+        form = _extremum(term) or _NUMPY.get(term.op)
         if form is None:
             raise ValueError(f"no vector form of {term.op}")
         names[id(term)] = f"t{position}"
         lines.append(f"    t{position} = " + form.format(*(of(a) for a in term.args)))
     lines.append(f"    return {of(root)}")
     scope: dict[str, Any] = {
-        "U": np.uint32, "L": np.uint64, "I64": np.int64, "B": np.bool_, "where": np.where, "s32": s32, "s64": s64, "shl": shl,
+        "U": np.uint32, "L": np.uint64, "I64": np.int64, "B": np.bool_, "where": np.where, "minimum": np.minimum,
+        "maximum": np.maximum, "s32": s32, "s64": s64, "shl": shl,
         "lshr": lshr, "ashr": ashr,
     }  # fmt: skip
     exec(compile("\n".join(lines), "<slice>", "exec"), scope)  # the text is generated above from operation names and numbers only

@@ -139,7 +139,8 @@ def test_a_witness_is_checked_and_an_impossible_condition_is_not() -> None:
     terms = Terms()
     x = terms.var("x")
     answer = Solver().ask([terms.node("slt", x, 0), terms.node("ult", 0x8000, x)])
-    assert answer.verdict == "sat" and signed(answer.inputs["x"]) < 0
+    assert answer.verdict == "sat"
+    assert signed(answer.inputs["x"]) < 0
     assert Solver().ask([terms.node("ult", x, 4), terms.node("ult", 4, x)]).verdict == "unsat"
 
 
@@ -150,7 +151,8 @@ def test_the_solver_gives_up_in_time() -> None:
     for _ in range(6):
         x, y = terms.node("mul", x, y), terms.node("mulhu", y, terms.node("xor", x, 0x5BD1E995))
     answer = Solver(timeout_ms=20).ask([terms.node("eq", terms.add(x, y), 0x12345677), terms.node("ult", 1, terms.var("x"))])
-    assert answer.verdict in ("unknown", "sat", "unsat") and answer.milliseconds < 5000
+    assert answer.verdict in ("unknown", "sat", "unsat")
+    assert answer.milliseconds < 5000
 
 
 def test_equal_terms_are_one_object_and_the_pool_is_bounded() -> None:
@@ -158,8 +160,7 @@ def test_equal_terms_are_one_object_and_the_pool_is_bounded() -> None:
     assert terms.add(terms.var("x"), 3) is terms.add(terms.var("x"), 3)
     assert terms.add(terms.add(terms.var("x"), 3), 4) is terms.add(terms.var("x"), 7)
     with pytest.raises(MemoryError):
-        for value in range(100, 200):
-            terms.add(terms.var("x"), value)
+        [terms.add(terms.var("x"), value) for value in range(100, 200)]
 
 
 def test_true_is_not_one() -> None:
@@ -191,4 +192,5 @@ def test_postorder_lists_arguments_first() -> None:
     inner = terms.add(terms.var("x"), 5)
     outer = terms.node("mul", inner, inner)
     order = postorder((outer,))
-    assert order.index(inner) < order.index(outer) and len(order) == 3
+    assert order.index(inner) < order.index(outer)
+    assert len(order) == 3
