@@ -13,7 +13,7 @@ from .evidence.casefile import CaseFile
 from .records import CLASSES
 from .rules.alive import rule_worker_dead
 from .rules.base import Finding, Rule, run_rules
-from .rules.collectives import rule_collective_stuck, rule_counts, rule_flight, rule_opposing_stacks
+from .rules.collectives import rule_collective_stuck, rule_counts, rule_flight, rule_opposing_stacks, rule_watchdog_lag
 from .rules.compilers import rule_build_lock, rule_compile_log, rule_compile_stacks
 from .rules.device import rule_crossrank, rule_device_barrier, rule_device_judged, rule_device_read
 from .rules.faults import rule_device_exception, rule_launch_refused, rule_lost_device, rule_wrong_result, rule_xid
@@ -54,6 +54,7 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("livelock", "host-cpu-livelock", rule_livelock),
     ("ras-counts", "collective-desync", rule_counts),
     ("opposing-stacks", "collective-desync", rule_opposing_stacks),
+    ("watchdog-lag", "collective-desync", rule_watchdog_lag),
     ("flight-recorder", "collective-desync", rule_flight),
     ("collective-stuck", "collective-stuck", rule_collective_stuck),
     ("device-judged", "gpu-spin-barrier", rule_device_judged),
@@ -104,6 +105,10 @@ def _sentence(merged: Merged, view: View) -> str:
     if merged.decisive:
         text = merged.decisive[0].text
         return f"{merged.note}: {text}" if merged.note else text
+    ended = [e for e in view.events("exception") if "Timeout" not in e.fields.get("name", "")]
+    if ended and view.events("fatal", "engine-dead", "engine-failed-start"):
+        name, text = ended[0].fields["name"], ended[0].fields.get("text", "")[:120]
+        return f"The engine ended on {name}: {text}: an error of its own, not a hang."
     if view.symptoms:
         return "The lines say that a worker did not answer in time, and nothing more: every class prints them."
     return "Nothing in the evidence decides."

@@ -83,7 +83,7 @@ EVENTS: dict[str, re.Pattern[str]] = {
         "nccl-warn": r"NCCL WARN (?P<text>[^\n]{1,200})|ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError",
         "grid-sync-timeout": r'Assertion failed: \S*barrier\S*, condition: .{0,40}"Grid sync timeout"|[Gg]rid '
         r"sync(?:hronization)? timeout",
-        "deepep-timeout": r"DeepEP (?P<what>[\w -]{1,60}?) timeout(?: check)?[,:]?(?: ?channel: ?(?P<channel>\d+))?",
+        "deepep-timeout": r"DeepEP (?:(?P<what>[\w -]{1,60}?) )?timeout(?: check)?[,:]?(?: ?channel: ?(?P<channel>\d+))?",
         "kv-transfer": r"WAITING_FOR_REMOTE_KVS?|KV load failure|NIXL transfer failure|Releasing expired KV blocks|[Ww]aiting "
         r"for remote KV"
         r"|(?:lmcache|LMCache|mooncake|Mooncake|nixl|NIXL)[^\n]{0,120}(?:tim(?:ed|e) ?out|failed|lost|refused|not respond|"

@@ -10,12 +10,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..evidence.facts import FlightEntry, FlightRank, RasComm
+from ..evidence.facts import FlightEntry, FlightRank, RasComm, WatchdogTimeout
 from ..evidence.refs import Ref
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
 from .view import Process, View
 
-__all__ = ["late_ranks", "rule_collective_stuck", "rule_counts", "rule_flight", "rule_opposing_stacks"]
+__all__ = [
+    "late_ranks",
+    "rule_collective_stuck",
+    "rule_counts",
+    "rule_flight",
+    "rule_opposing_stacks",
+    "rule_watchdog_lag",
+]
 
 _TRANSPORT = re.compile(
     r"NET/(?:IB|Socket|OFI)|ibv_|IBV_|completion from peer|Connection (?:closed|reset|refused|timed out)|remote peer|socketPoll|"
@@ -223,6 +230,34 @@ def rule_opposing_stacks(view: View) -> Iterator[Finding]:
 def _operation(process: Process) -> str:
     thread = process.doing("collective", "collective-native")
     return thread.inside.split(" ")[0] if thread is not None else ""
+
+
+def rule_watchdog_lag(view: View) -> Iterator[Finding]:
+    """The watchdogs print what each rank enqueued last: ranks of one group that differ are a lag, like RAS counts that stay."""
+    rule = "watchdog-lag"
+    groups: dict[str, dict[int, WatchdogTimeout]] = {}
+    for entry in view.case.watchdog:
+        if entry.rank is not None and entry.last_enqueued is not None:
+            groups.setdefault(entry.group, {})[entry.rank] = entry
+    for by_rank in groups.values():
+        top = max(entry.last_enqueued or 0 for entry in by_rank.values())
+        late = sorted(rank for rank, entry in by_rank.items() if (entry.last_enqueued or 0) < top)
+        if not late:
+            continue
+        refs = [entry.ref for entry in by_rank.values()]
+        spots = [p for rank in late if (p := view.process_of_rank(rank)) is not None]
+        elsewhere = [spot for p in spots if (spot := _elsewhere(p)) is not None]
+        text = f"rank {', '.join(map(str, late))} enqueued fewer operations than the others ({top})"
+        if elsewhere and len(elsewhere) == len(late):
+            places = "; ".join(_PLACES.get(word, word) for word, _ in elsewhere)
+            yield supported(
+                rule, "collective-desync", STRONG, f"{text} and {places}", [*refs, *(ref for _, ref in elsewhere)], "diverged"
+            )
+        else:
+            strength = FAIR if _quiet_log(view) and not spots else WEAK
+            yield supported(rule, "collective-desync", strength, f"{text}; what it does was not seen", refs)
+        return
+    yield unknown(rule, "collective-desync", "no watchdog lines of several ranks")
 
 
 def _flight_groups(view: View) -> dict[str, dict[int, list[FlightEntry]]]:

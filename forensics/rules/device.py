@@ -74,7 +74,8 @@ def judge_kernel(kernel: DeviceKernel, num_sms: int | None, *, certain_stuck: bo
         return KernelJudgement(
             "gpu-crossrank-spin", None, FAIR if certain_stuck else WEAK, f"{name} polls a flag that another GPU writes", poll
         )
-    if "global-poll" in meanings or (poll is not None and poll.target is not None):
+    # A printed arrival counter is a barrier of this kernel; whether it is the one that holds it needs a stop seen elsewhere.
+    if "global-poll" in meanings or (poll is not None and (poll.target is not None or poll.value is not None)):
         return _spin(kernel, name, poll, num_sms, certain_stuck, crowded)
     count = len(kernel.blocks) if kernel.blocks is not None else None
     few = count is not None and count <= _FEW

@@ -15,7 +15,7 @@ from ..evidence.facts import GpuSample
 from ..evidence.refs import Ref
 
 if TYPE_CHECKING:
-    from .view import View
+    from .view import Timed, View
 
 __all__ = ["GpuState", "gpu_states"]
 
@@ -25,13 +25,17 @@ QUIET_MEMORY = 2.0
 TRAFFIC_MEMORY = 5.0
 SPIN_OF_BUSY = 0.5
 SPIN_OF_LIMIT = 0.4
+#: Seconds by which clocks and intervals of two sources may differ, and over which a stats line averages.
+_SLACK = 20.0
+_STATS_SPAN = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
     """``state``: spin (resident, no traffic), working (resident and traffic), busy (resident, traffic unknown), low (some
-    utilisation), idle, lost, unknown. ``steady``: that state held in this many last samples. ``power_ratio``: last power against
-    the busy level seen on the same card."""
+    utilisation), idle, lost, unknown, stale (taken before tokens stopped or after the engine ended). ``steady``: that state held in
+    this many last samples. ``power_ratio``: last power against the busy level seen on the same card.
+    """
 
     host: str
     index: int | None
@@ -88,6 +92,36 @@ def _state(sample: GpuSample, busy: float | None) -> str:
     return "working" if (sample.memory_util or 0) >= TRAFFIC_MEMORY else "low"
 
 
+def _comparable(view: View, sample: GpuSample, other: Timed) -> tuple[float, float] | None:
+    if not view.case.axis.comparable(sample.at, other.at):
+        return None
+    here, there = view.time(sample), view.time(other)
+    return (here, there) if here is not None and there is not None else None
+
+
+def _after_the_end(view: View, sample: GpuSample) -> bool:
+    """Taken after the engine had ended: it shows what was left, not what held it."""
+    for event in view.events("engine-dead", "worker-died", "engine-proc-died"):
+        pair = _comparable(view, sample, event)
+        if pair is not None and pair[0] > pair[1] + _SLACK:
+            return True
+    return False
+
+
+def _before_the_stop(view: View, sample: GpuSample) -> bool:
+    """Taken before tokens stopped: it shows the healthy card."""
+    starts: list[tuple[Timed, float]] = [(run.first, _STATS_SPAN) for run in view.flow.stats if run.state == "frozen"]
+    starts += [(run.last, 0.0) for run in view.flow.stats if run.state == "silent"]
+    first_wait = next((e for e in view.symptoms if e.kind == "shm-wait"), None)
+    if not starts and first_wait is not None and view.phase == "serving":
+        starts.append((first_wait, float(first_wait.fields.get("seconds", "60"))))
+    for event, span in starts:
+        pair = _comparable(view, sample, event)
+        if pair is not None and pair[0] < pair[1] - span - _SLACK:
+            return True
+    return False
+
+
 def gpu_states(view: View) -> tuple[GpuState, ...]:
     groups: dict[tuple[str, int | None], list[GpuSample]] = defaultdict(list)
     for sample in view.case.gpus:
@@ -98,11 +132,16 @@ def gpu_states(view: View) -> tuple[GpuState, ...]:
         if all(t is not None for t in times):
             samples = [s for _, s in sorted(zip(times, samples, strict=True), key=lambda pair: (pair[0] or 0.0, pair[1].order))]
         busy = _busy_level(samples)
+        within = [s for s in samples if not _after_the_end(view, s)]
+        if not within:
+            samples, stale = samples, True
+        else:
+            samples, stale = within, _before_the_stop(view, within[-1])
         last = samples[-1]
-        state = _state(last, busy)
-        run = []
+        state = "stale" if stale and not last.lost else _state(last, busy)
+        run: list[GpuSample] = []
         for sample in reversed(samples):
-            if _state(sample, busy) != state:
+            if run and _state(sample, busy) != _state(last, busy):
                 break
             run.append(sample)
         first, final = view.time(run[-1]), view.time(run[0])

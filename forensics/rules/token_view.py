@@ -6,12 +6,12 @@ is not proof of idleness: an engine that is stuck on the CPU stops publishing (v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ..evidence.facts import StatsLine
+from ..evidence.facts import MetricSample, StatsLine
 from ..evidence.refs import Ref
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ _SILENCE = 45.0
 
 @dataclass(frozen=True, slots=True)
 class StatsRun:
-    """The last stretch of stats lines of one engine with the same state: flowing, frozen, admission, idle."""
+    """The last stretch of stats lines of one engine with the same state: flowing, frozen, admission, idle; silent: it flowed, then
+    only waiting lines came.
+    """
 
     engine: str
     state: str
@@ -64,7 +66,7 @@ class TokenFlow:
         """Requests run and no token comes."""
         if self.counters == "frozen" and (self.running or 0) > 0:
             return True
-        return any(run.state == "frozen" for run in self.stats) and self.counters != "moving"
+        return any(run.state in ("frozen", "silent") for run in self.stats) and self.counters != "moving"
 
     @property
     def moving(self) -> bool:
@@ -141,22 +143,49 @@ def _newest(view: View, name: str, **labels: str) -> tuple[float | None, list[Re
     return total, refs
 
 
-def token_flow(view: View) -> TokenFlow:
-    runs, stalls = _runs(view)
-    counters: str | None = None
+def _engine(samples: list[MetricSample]) -> str:
+    return dict(samples[0].labels).get("engine", "")
+
+
+def _counters(view: View) -> tuple[str | None, list[Ref]]:
+    """Token counters between the last two scrapes. One engine of several that runs requests and counts nothing is frozen; a counter
+    that fell belongs to a restarted server and says nothing."""
+    moved: dict[str, bool] = {}
     refs: list[Ref] = []
-    repeats = 2 if view.case.metrics_repeat is not None else 1
     for name in _COUNTERS:
         for samples in view.metric(name):
             if len(samples) < 2 and view.case.metrics_repeat is None:
                 continue
+            engine = _engine(samples)
             refs.extend((samples[0].ref, samples[-1].ref))
-            if samples[-1].value > samples[0].value or (len(samples) < 2 and view.case.metrics_repeat == "moved"):
+            if len(samples) < 2:
+                moved[engine] = moved.get(engine, False) or view.case.metrics_repeat == "moved"
+            elif samples[-1].value >= samples[0].value:
                 # The last two decide: an old movement does not help.
-                recent = samples[-1].value > samples[-2].value if len(samples) > 1 else True
-                counters = "moving" if recent or counters == "moving" else "frozen"
-            elif counters is None:
-                counters = "frozen"
+                moved[engine] = moved.get(engine, False) or samples[-1].value > samples[-2].value
+    if not moved:
+        return None, refs
+    running: dict[str, float] = {}
+    for samples in view.metric("vllm:num_requests_running"):
+        running[_engine(samples)] = running.get(_engine(samples), 0.0) + samples[-1].value
+    if any(not has_moved and running.get(engine, 0.0) > 0 for engine, has_moved in moved.items()):
+        return "frozen", refs
+    return ("moving" if any(moved.values()) else "frozen"), refs
+
+
+def _silenced(view: View, run: StatsRun) -> StatsRun:
+    """Requests were running when the engine printed its last line, and later lines say that it waits: it fell silent."""
+    if run.state != "flowing" or run.last.running == 0:
+        return run
+    later = [e for e in view.symptoms if e.kind in ("shm-wait", "rpc-timeout", "fatal") and view.before(run.last, e)]
+    return replace(run, state="silent") if later else run
+
+
+def token_flow(view: View) -> TokenFlow:
+    found_runs, stalls = _runs(view)
+    runs = tuple(_silenced(view, run) for run in found_runs)
+    counters, refs = _counters(view)
+    repeats = 2 if view.case.metrics_repeat is not None else 1
     running, running_refs = _newest(view, "vllm:num_requests_running")
     waiting, waiting_refs = _newest(view, "vllm:num_requests_waiting")
     capacity, capacity_refs = _newest(view, "vllm:num_requests_waiting_by_reason", reason="capacity")

@@ -20,7 +20,7 @@ from ..evidence.stamps import Stamp
 from .gpu_view import GpuState, gpu_states
 from .token_view import TokenFlow, token_flow
 
-__all__ = ["Process", "View"]
+__all__ = ["Process", "Timed", "View"]
 
 #: Seconds between an entry of the kernel log and everything else, beyond which they are not one story.
 _LONG_BEFORE = 1800.0
