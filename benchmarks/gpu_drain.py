@@ -25,6 +25,8 @@ from typing import Any
 
 from dsv4_repro.clock import SYSTEM
 from dsv4_repro.errors import ReproError
+from dsv4_repro.forensics.collect.cuda_gdb import SCRIPTS, find_cuda_gdb
+from dsv4_repro.forensics.cuda_gdb_text import parse_transcript
 from dsv4_repro.forensics.device_state import CtaState, DeviceState, GridState
 from dsv4_repro.kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE
 from dsv4_repro.kernels.device_child import HEARTBEAT_S
@@ -241,7 +243,7 @@ def demo(spec: str, device: DeviceDescription, folder: Path, layers: int, option
         say(f"  {len(healthy)} healthy steps, ms: {found['healthy_ms']}")
         if hung is None:
             return found
-        first = list(ground.capture(folder / "hang", emit, allow_dump=False))
+        first = list(ground.capture(folder / "hang", emit, allow_dump=False, attach=False))
         found["capture"] = told(first)
         for item in found["capture"]:
             say(
@@ -266,7 +268,7 @@ def demo(spec: str, device: DeviceDescription, folder: Path, layers: int, option
                 f"  {item['collector']}: {item['seconds']:.3f} s, files {item['files']}, unread {item['unread']}, "
                 f"facts {json.dumps(item['facts'])[:600]}"
             )
-        debugger = next((item.state for item in first if item.collector == "cuda_gdb"), None)
+        debugger = next((item.state for item in second if item.collector == "cuda_gdb"), None)
         dump = next((item.state for item in second if item.collector == "core_dump"), None)
         if debugger is not None and dump is not None:
             found["agreement"] = agreement(debugger, dump)
@@ -274,12 +276,34 @@ def demo(spec: str, device: DeviceDescription, folder: Path, layers: int, option
                 f"  agreement: {len(found['agreement']['same'])} same, only one {found['agreement']['only_one'][:8]}, "
                 f"differ {json.dumps(found['agreement']['differ'], default=str)[:900]}"
             )
+        core = next(
+            (a.path for item in second if item.collector == "core_dump" for a in item.artefacts if a.kind == "gpu-core"), None
+        )
+        if core is not None and dump is not None:
+            found["agreement_same_dump"] = on_the_dump(core, dump, folder)
+            say(
+                f"  cuda-gdb on the same dump: {len(found['agreement_same_dump'].get('same', ()))} same, "
+                f"{json.dumps({key: value for key, value in found['agreement_same_dump'].items() if key != 'same'}, default=str)[:900]}"
+            )
     finally:
         closed = ground.close()
         found["close"] = dataclasses.asdict(closed)
         found["seconds"] = time.monotonic() - began
         say(f"  close: {closed}; {found['seconds']:.2f} s in all")
     return found
+
+
+def on_the_dump(core: Path, dump: DeviceState, folder: Path) -> dict[str, Any]:
+    """cuda-gdb reads the dump that this program's reader read: what each says, field by field."""
+    tool = find_cuda_gdb()
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(tool), "-q", "-batch", "-iex", "set pagination off", "-ex", f"target cudacore {core}", "-x", str(SCRIPTS / "hang.py")],
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    (folder / "cuda_gdb_on_dump.txt").write_text(done.stdout + done.stderr)
+    state = parse_transcript(done.stdout)
+    return {"seconds": time.monotonic() - began, "status": done.returncode, **agreement(state, dump)}
 
 
 def plain_debugger(spec: str, device: DeviceDescription, folder: Path) -> dict[str, Any]:
