@@ -18,7 +18,7 @@ from ..records import UnreadItem
 from .archive import Budget, ExpansionStoppedError, Leaf, Readable, expand
 from .casefile import CaseFile, InputPart
 from .device_files import read_core_leaf, read_device_part
-from .documents import read_documents
+from .documents import read_documents, retelling
 from .engine_log import read_engine_log
 from .flight_recorder import flight_rank, load_pickle, rank_of_name, read_flight_recorder
 from .kernel_log import read_kernel_log
@@ -268,6 +268,11 @@ def _read_lines(
         note = f"{len(lines)} of {total} lines looked at closely" + (f"; {note}" if note else "")
     sections = list(split_sections(source, lines, first_order=orders.next, complete=complete))
     orders.next += len(sections) + 1
+    told_again = retelling(sections[0], lines[0][1]) if sections else None
+    if told_again is not None:
+        size = sum(len(section.lines) for section in sections)
+        case.parts.append(InputPart(source, "", "read", (told_again,), size, note="not evidence: nothing was taken from it"))
+        return
     for section in sections:
         kinds: list[str] = []
         for name, reader in READERS:

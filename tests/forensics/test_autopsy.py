@@ -178,3 +178,21 @@ def test_several_incidents_of_one_kind_in_one_folder_stay_deterministic(tmp_path
     first = autopsy_paths([tmp_path]).diagnosis.document()
     second = autopsy_paths([tmp_path]).diagnosis.document()
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("report.md", "# [Bug]: x\n\n### Your current environment\n\ndsv4-repro 0.1.0\n\n```text\n{}\n```\n"),
+        ("report.html", "<!DOCTYPE html>\n<html><pre>{}</pre></html>\n"),
+        ("junit.xml", '<?xml version="1.0"?>\n<testsuites><failure>{}</failure></testsuites>\n'),
+        ("run.json", '{{\n  "schema": "dsv4-repro/run/1",\n  "log": "{}"\n}}\n'),
+        ("timeline.jsonl", '{{"t": 0.1, "at": "2026-11-29T16:12:29.990Z", "kind": "log", "message": "{}"}}\n'),
+    ],
+)
+def test_a_retelling_is_no_second_witness(tmp_path: Path, name: str, text: str) -> None:
+    quoted = "NVRM: Xid (PCI:0000:c1:00): 79, pid=1, name=VLLM::Worker, GPU has fallen off the bus."
+    (tmp_path / name).write_text(text.format(quoted))
+    result = autopsy_paths([tmp_path])
+    assert result.diagnosis.verdict.class_ == "unknown"
+    assert "not evidence" in result.inputs[0].note

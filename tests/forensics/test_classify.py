@@ -144,7 +144,8 @@ def test_no_cuda_kernels_is_never_an_argument_against_a_hang() -> None:
 def test_the_loudest_rank_is_not_the_guilty_one() -> None:
     line = (
         "[rank0]:[E823 07:10:02.5 ProcessGroupNCCL.cpp:688] [Rank 0] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=7, NumelOut=7, Timeout(ms)=600000) ran for 600044 milliseconds before timing out."
+        "WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=7, NumelOut=7, Timeout(ms)=600000) "
+        "ran for 600044 milliseconds before timing out."
     )
     text = f"""=== watchdog ===
 {line}
