@@ -139,7 +139,7 @@ Answer = Literal["seen", "absent", "unread"]
 
 
 def match_signatures(view: View, class_: str, cause: str | None, forecast: PaddingForecast | None) -> tuple[Match, ...]:
-    """Every signature of the class (or of a child of it), best first."""
+    """Signatures of the class (or of a child of it), best first: those of which something was seen, or that can be told apart."""
     matches = []
     for signature in catalogue():
         if signature.class_ != class_ and CLASSES[signature.class_][2] != class_:
@@ -147,7 +147,8 @@ def match_signatures(view: View, class_: str, cause: str | None, forecast: Paddi
         child = signature.class_ != class_
         matches.append(_compare(signature, view, cause, forecast, child=child))
     rank = {"match": 0, "possible": 1, "similar": 2, "not this bug": 3}
-    return tuple(sorted(matches, key=lambda m: (rank[m.standing], -len(m.seen), m.signature.name)))
+    kept = [m for m in matches if m.standing in ("match", "similar") or m.seen or (m.standing == "not this bug" and not m.not_read)]
+    return tuple(sorted(kept, key=lambda m: (rank[m.standing], len(m.against), -len(m.seen), m.signature.name)))
 
 
 def _compare(signature: Signature, view: View, cause: str | None, forecast: PaddingForecast | None, *, child: bool) -> Match:

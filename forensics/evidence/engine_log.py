@@ -23,7 +23,7 @@ EVENTS: dict[str, re.Pattern[str]] = {
     kind: re.compile(pattern)
     for kind, pattern in {
         "shm-wait": r"No available (?:shared memory broadcast )?block found in (?P<seconds>\d+) seconds?",
-        "rpc-timeout": r"RPC call to (?P<method>\w+) timed out",
+        "rpc-timeout": r"RPC call to (?P<method>\w+) timed out|[Ww]atchdog timeout \(self\.watchdog_timeout",
         "fatal": r"EngineCore encountered a fatal error",
         "engine-dead": r"EngineDeadError|EngineCore encountered an issue\.",
         "engine-failed-start": r"EngineCore failed to start|Engine core initialization failed|WorkerProc failed to start",
@@ -103,6 +103,12 @@ _STATS = re.compile(
     r"(?:Engine (?P<engine>\w+): )?Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, "
     r"Avg generation throughput: (?P<generation>[\d.]+) tokens/s, (?P<rest>[^\n]*)"
 )
+_SGLANG = re.compile(
+    r"(?:\bTP(?P<engine>\d+)\] ?)?(?P<kind>Decode|Prefill) batch[.,] (?P<rest>[^\n]*#running-req: (?P<running>\d+)[^\n]*)"
+)
+_SGLANG_RATE = re.compile(r"(?:gen|input) throughput \(token/s\): ([\d.]+)")
+_SGLANG_QUEUE = re.compile(r"#queue-req: (\d+)")
+_SGLANG_USAGE = re.compile(r"token usage: ([\d.]+)")
 _RUNNING = re.compile(r"Running: (\d+) reqs")
 _WAITING = re.compile(r"(?:Waiting|Pending): (\d+) reqs")
 _DEFERRED = re.compile(r"Deferred: (\d+) reqs")
@@ -153,7 +159,8 @@ def _note_clocks(case: CaseFile, section: Section, index: int, stamp: Stamp | No
 
 #: Words of which one must be in a section for its pattern to be tried: a search for a literal is far cheaper than the pattern.
 _GATES: dict[str, tuple[str, ...]] = {
-    "shm-wait": ("block found in",), "rpc-timeout": ("RPC call to",), "fatal": ("fatal error",), "engine-dead": ("EngineDead",
+    "shm-wait": ("block found in",), "rpc-timeout": ("RPC call to", "atchdog timeout"), "fatal": ("fatal error",),
+    "engine-dead": ("EngineDead",
     "an issue."),
     "engine-failed-start": ("failed to start", "initialization failed"), "worker-died": ("died unexpectedly",),
     "engine-proc-died": ("died unexpectedly",), "actor-died": ("Worker exit type", "The actor", "A worker died", "ActorDied"),
@@ -185,6 +192,8 @@ def read_engine_log(section: Section, case: CaseFile) -> None:
     text = section.text
     if "Avg prompt throughput" in text:
         _read_stats(section, case)
+    if "#running-req" in text:
+        _read_sglang(section, case)
     for kind, pattern in EVENTS.items():
         if not any(word in text for word in _GATES[kind]):
             continue
@@ -276,3 +285,22 @@ def _read_stats(section: Section, case: CaseFile) -> None:
                 int(preemptions.group(1)) if preemptions else None,
             )
         )
+
+
+def _read_sglang(section: Section, case: CaseFile) -> None:
+    """SGLang prints a line for its batches, and none when no batch comes round. A prefill line without a rate is flow too."""
+    for match in _SGLANG.finditer(section.text):
+        rest = match.group("rest")
+        index, ref = section.cite_match(match)
+        stamp = line_stamp(section, index)
+        _note_clocks(case, section, index, stamp)
+        rate, queue, usage = _SGLANG_RATE.search(rest), _SGLANG_QUEUE.search(rest), _SGLANG_USAGE.search(rest)
+        value = float(rate.group(1)) if rate else 0.0
+        prefill = match.group("kind") == "Prefill"
+        case.stats.append(
+            StatsLine(
+                f"TP{match.group('engine') or 0}", (value or 1.0) if prefill else 0.0, 0.0 if prefill else value,
+                int(match.group("running")), int(queue.group(1)) if queue else 0, ref, (section.order, index), stamp,
+                float(usage.group(1)) * 100 if usage else None,
+            )
+        )  # fmt: skip

@@ -112,7 +112,7 @@ def _unread(case: CaseFile, what: str, why: str, remedy: str = "") -> None:
 def _walk(given: Path, case: CaseFile) -> Iterator[tuple[Path, str, str]]:
     """(path, shown name, note). A note means: listed, not read."""
     if not given.is_dir():
-        yield given, given.name, ""
+        yield given, _shown(given.name), ""
         return
     count = 0
     for folder, names, files in os.walk(given, followlinks=False):
@@ -120,10 +120,14 @@ def _walk(given: Path, case: CaseFile) -> Iterator[tuple[Path, str, str]]:
         for name in list(names):
             if os.path.islink(os.path.join(folder, name)):
                 names.remove(name)
-                yield Path(folder, name), os.path.relpath(os.path.join(folder, name), given), "a link to a folder: not followed"
+                yield (
+                    Path(folder, name),
+                    _shown(os.path.relpath(os.path.join(folder, name), given)),
+                    "a link to a folder: not followed",
+                )
         for name in sorted(files):
             path = Path(folder, name)
-            shown = os.path.relpath(path, given)
+            shown = _shown(os.path.relpath(path, given))
             count += 1
             if count > _MAX_PARTS:
                 case.unread.append(
@@ -138,6 +142,12 @@ def _walk(given: Path, case: CaseFile) -> Iterator[tuple[Path, str, str]]:
                 yield path, shown, "a link: not followed (give the file it points to)"
                 continue
             yield path, shown, ""
+
+
+def _shown(name: str) -> str:
+    """A file's name as it may be printed anywhere: undecodable bytes and control characters replaced."""
+    text = os.fsencode(name).decode("utf-8", "replace")
+    return "".join(ch if ch.isprintable() else "?" for ch in text)
 
 
 class _Hashing:

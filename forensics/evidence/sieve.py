@@ -34,10 +34,18 @@ _BLOCK_LINES = 160
 _PLENTY = 3_000
 _PER_CHUNK = 12
 #: Needles of lines that a healthy server prints all the time: how many to take before thinning.
-_PLENTY_OF = {"generation throughput": 8_000, " %, ": 8_000, "/completions HTTP": 60, '" 500': 200, " PID ": 400}
+_PLENTY_OF = {
+    "generation throughput": 8_000,
+    "#running-req": 8_000,
+    " %, ": 8_000,
+    "/completions HTTP": 60,
+    '" 500': 200,
+    " PID ": 400,
+}
 
 _LINE_NEEDLES = (
-    "block found in", "RPC call to", "fatal error", "EngineDead", "died unexpectedly", "Worker exit type", "ActorDied",
+    "block found in", "RPC call to", "atchdog timeout", "fatal error", "EngineDead", "died unexpectedly", "Worker exit type",
+    "ActorDied",
     "The actor ",
     "Main process exited", "OOMKilled", "OOM killer", "Exit Code:", "[shutdown]", "SIGTERM", "SIGINT", "startup complete",
     "load model",
@@ -63,7 +71,7 @@ _LINE_NEEDLES = (
     "vllm:kv_cache_usage", "vllm:num_preemptions", "vllm:request_success", "vllm:iteration_tokens", "DCGM_FI_DEV_", "=== ", "==> ",
     "503 Service", '" 500',
 )  # fmt: skip
-_FREQUENT_NEEDLES = ("generation throughput", " %, ", "/completions HTTP")
+_FREQUENT_NEEDLES = ("generation throughput", "#running-req", " %, ", "/completions HTTP")
 _BLOCK_NEEDLES = (
     "(idle)", "(active)", "(active+gil)", "(gil)", "Traceback for thread", "(LWP ", "most recent call first", "SMs Mask",
     "BlockIdx", "Active Lanes",

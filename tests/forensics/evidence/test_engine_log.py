@@ -126,3 +126,18 @@ def test_versions_and_settings() -> None:
 )
 def test_headings(line: str, words: str | None) -> None:
     assert heading_of(line) == words
+
+
+def test_sglang_batches_are_stats_lines() -> None:
+    case = read_text(
+        "log",
+        "[2027-07-31 05:00:00 TP4] Decode batch. #running-req: 8, #token: 12345, token usage: 0.05, cuda graph: True, "
+        "gen throughput (token/s): 120.50, #queue-req: 3\n"
+        "[2027-07-31 05:00:01 TP4] Prefill batch. #new-seq: 1, #new-token: 512, #cached-token: 0, token usage: 0.06, "
+        "#running-req: 8, #queue-req: 2\n"
+        "[2027-07-31 05:05:01 TP4] Watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n",
+    )
+    decode, prefill = case.stats
+    assert (decode.engine, decode.generation_rate, decode.running, decode.waiting, decode.kv) == ("TP4", 120.5, 8, 3, 5.0)
+    assert prefill.prompt_rate > 0
+    assert [e.kind for e in case.events if e.kind == "rpc-timeout"] == ["rpc-timeout"]

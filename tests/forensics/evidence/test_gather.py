@@ -293,3 +293,15 @@ def test_mutilated_cases_never_raise(rng: random.Random, number: int) -> None:
 def test_any_bytes_give_an_answer(data: bytes) -> None:
     result = autopsy_case(read_text("x", data))
     assert result.diagnosis.verdict.class_ == "unknown" or result.diagnosis.verdict.confidence in ("low", "medium", "high")
+
+
+def test_file_names_cannot_write_to_the_screen(tmp_path: Path) -> None:
+    name = b"a\x1b[2J\x07\xff\n<b>.log"
+    path = os.fsencode(tmp_path) + b"/" + name
+    with open(path, "wb") as handle:
+        handle.write(LINE)
+    document = autopsy_paths([tmp_path]).diagnosis.document()
+    text = str(document)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    text.encode("utf-8")
