@@ -29,7 +29,7 @@ from .values import (
 
 __all__ = ["MAX_ITEMS", "MISSING", "Expressions"]
 
-MAX_STEPS = 3_000_000
+MAX_STEPS = 500_000
 MAX_ITEMS = 200_000
 #: The module or class does not define that name.
 MISSING = object()
