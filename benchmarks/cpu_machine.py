@@ -24,6 +24,7 @@ from dsv4_repro.errors import ReproError
 from dsv4_repro.kernels.sass.program import Program
 from dsv4_repro.kernels.sass.shipped import shipped_image
 from dsv4_repro.kernels.sass.topk import TopKRun, run_topk
+from dsv4_repro.kernels.sass.verdict import RunResult
 
 DRAINED = (16000, 16001, 12000, 12001, 9000, 9001)
 
@@ -73,13 +74,13 @@ class Timing:
 
     wall: float
     cpu: float
-    run: TopKRun
+    result: RunResult
 
 
 def timed(action: Callable[[], TopKRun]) -> Timing:
     wall, cpu = time.perf_counter(), time.process_time()
     run = action()
-    return Timing(time.perf_counter() - wall, time.process_time() - cpu, run)
+    return Timing(time.perf_counter() - wall, time.process_time() - cpu, run.result)
 
 
 def load(kernel: str, sm: int) -> tuple[Program, str]:
@@ -105,7 +106,7 @@ def measure(program: Program, repeats: int, checks: bool) -> bool:
         runs = [timed(lambda case=case: launch(program, case, checks)) for _ in range(repeats)]  # type: ignore[misc]
         wall = 1000 * statistics.median(run.wall for run in runs)
         cpu = 1000 * statistics.median(run.cpu for run in runs)
-        result = first.run.result
+        result = first.result
         limit = f"  limit {case.limit:.0f}" if case.limit and not checks else ""
         missed = bool(case.limit and not checks and cpu > case.limit) or result.kind not in case.ends
         fine = fine and not missed

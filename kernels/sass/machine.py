@@ -141,6 +141,7 @@ class Machine:
                         continue
                     if not schedule.live:
                         self._running = False
+                        self._vector.clear()
                         return self._result("completed", "every CTA ran to its end")
                     proof = fixpoint.settled(schedule, self._vector)
                     if proof:

@@ -76,6 +76,12 @@ class ThreadVector(Atomics):
         self._tables()
         self.bind_memory()
 
+    def clear(self) -> None:
+        """Let go of everything: nobody is resident any more."""
+        self.ctas, self.regs, self.bars, self.local = [], [], {}, {}
+        self.H = np.zeros(0, np.uint32)
+        self._bind_shared()
+
     def bind_memory(self) -> None:
         """Take the arena's current array (an allocation may have moved it)."""
         self.G = self.memory.words

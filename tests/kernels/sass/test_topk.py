@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
@@ -266,3 +267,20 @@ def test_known_defects_of_0_27_1_show(release: Callable[..., Program], sm: int, 
     run, verdicts = run_case(release("0.33.0", sm), named(name))
     assert run.result.completed
     assert [v.text for v in verdicts if not v.ok] == []
+
+
+@pytest.mark.release_wheel
+@pytest.mark.parametrize(("version", "races"), [("0.27.1", True), ("0.28.0", True), ("0.33.0", False)])
+def test_warps_that_drift_lose_the_last_element(release: Callable[..., Program], version: str, races: bool) -> None:
+    """Up to 0.28.0 no CTA barrier stands between a long row's tie pass and the next row's load into the same shared memory.
+
+    In a schedule where a warp runs ahead, a tie that another warp has not read yet is overwritten and the row's k-th element is
+    missing. Seen in the interpreter only: a chip's warps hardly drift that far.
+    """
+    case = TopKCase("drift", 512, 2, (33000,) * 6, 40002, 40002, 4, 1, 10002, ("normal",), 3)
+    wide = dataclasses.replace(case, name="k512v2 long-short-long")
+    run, verdicts = run_case(release(version, 90, 512, 2), wide)
+    assert run.result.completed
+    wrong = [v for v in verdicts if not v.ok]
+    assert bool(wrong) == races
+    assert all((v.out_of_range, v.misplaced, v.duplicates) == (1, 0, 0) for v in wrong)
