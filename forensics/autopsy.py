@@ -13,29 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .citations import EvidenceIds, finding_row
 from .classify import Classification, classify
+from .earlier import read_earlier, with_earlier
 from .evidence.archive import Budget
 from .evidence.casefile import CaseFile, InputPart
 from .evidence.facts import DeviceFacts, SchedulerDump
 from .evidence.gather import part_table, read_paths
-from .evidence.refs import Ref
 from .evidence.scheduler_dump import PaddingForecast, forecast_padding
 from .evidence.timeline import TimelineEvent, timeline
 from .records import (
-    CLASSES,
     ChainLink,
-    Confidence,
     Diagnosis,
-    Evidence,
     LedgerGroup,
     UnreadItem,
     Verdict,
     Wait,
     Window,
     outcome_of,
-    weaker_parent,
 )
-from .rules.base import Finding
 from .rules.device import full_judgements, resident_judgements
 from .rules.view import View
 from .signature import Match, match_signatures
@@ -68,7 +64,7 @@ def autopsy_case(case: CaseFile, *, ground: Ground = "file") -> AutopsyResult:
     result = classify(case, view)
     forecast = _forecast(case)
     matches = match_signatures(view, result.class_, result.cause, forecast[1] if forecast else None)
-    ids = _EvidenceIds(case)
+    ids = EvidenceIds(case)
     moments = timeline(view)
     document = _Document(case, view, result, matches, forecast, ids, ground)
     diagnosis = Diagnosis.model_validate(document.build(moments))
@@ -89,82 +85,12 @@ def _forecast(case: CaseFile) -> tuple[SchedulerDump, PaddingForecast] | None:
     return None
 
 
-class _EvidenceIds:
-    """Ids of the parts that held something, and the id of a citation."""
-
-    def __init__(self, case: CaseFile) -> None:
-        self.records: list[Evidence] = []
-        self._by_source: dict[str, list[tuple[InputPart, str]]] = {}
-        for part in case.parts:
-            if not part.kinds:
-                continue
-            name = f"e{len(self.records) + 1}"
-            interpreted = any(d.ref.source == part.path and d.origin == "interpreted" for d in case.devices)
-            measured = "GPU core dump" in part.kinds
-            origin = "interpreted" if interpreted else "measured" if measured else "reported"
-            self.records.append(
-                Evidence.model_validate(
-                    {"id": name, "kind": part.kinds[0], "path": part.path, "sha256": part.sha256, "origin": origin,
-                        "heading": part.heading,
-                     "kinds": list(part.kinds)}
-                )
-            )  # fmt: skip
-            self._by_source.setdefault(part.path, []).append((part, name))
-        self._spans = _spans(case)
-
-    def of(self, ref: Ref) -> str | None:
-        entries = self._by_source.get(ref.source, [])
-        if len(entries) == 1:
-            return entries[0][1]
-        for part, name in entries:
-            first, last = self._spans.get(id(part), (0, -1))
-            if ref.unit == "line" and first <= ref.first <= last:
-                return name
-        return entries[0][1] if entries else None
-
-    def of_all(self, refs: Sequence[Ref]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for ref in refs if (name := self.of(ref)) is not None))
-
-
-def _spans(case: CaseFile) -> dict[int, tuple[int, int]]:
-    """Line spans of the parts of each source: a part begins where the one before it ended."""
-    spans: dict[int, tuple[int, int]] = {}
-    ends: dict[str, int] = {}
-    for part in case.parts:
-        start = ends.get(part.path, 0) + 1
-        last = start + part.lines + (1 if part.heading else 0) - 1
-        spans[id(part)] = (start, last)
-        ends[part.path] = last
-    return spans
-
-
-def _cite(ref: Ref, ids: _EvidenceIds) -> dict[str, Any]:
-    return {
-        "evidence": ids.of(ref),
-        "source": ref.source,
-        "first": ref.first,
-        "last": ref.last,
-        "unit": ref.unit,
-        "text": ref.text,
-        "place": ref.place(),
-    }
-
-
-def _finding(finding: Finding, ids: _EvidenceIds) -> dict[str, Any]:
-    return {
-        "rule": finding.rule, "class": finding.class_, "cause": finding.cause, "answer": finding.answer,
-        "strength": finding.strength,
-        "text": finding.text, "missing": finding.missing, "error": finding.error, "lines": [_cite(ref,
-        ids) for ref in finding.refs],
-    }  # fmt: skip
-
-
 class _Document:
     """Builds the document's values."""
 
     def __init__(
         self, case: CaseFile, view: View, result: Classification, matches: tuple[Match, ...],
-        forecast: tuple[SchedulerDump, PaddingForecast] | None, ids: _EvidenceIds, ground: Ground,
+        forecast: tuple[SchedulerDump, PaddingForecast] | None, ids: EvidenceIds, ground: Ground,
     ) -> None:  # fmt: skip
         self.case, self.view, self.result, self.matches = case, view, result, matches
         self.forecast, self.ids, self.ground = forecast, ids, ground
@@ -172,7 +98,7 @@ class _Document:
     def build(self, moments: Any) -> dict[str, Any]:
         result = self.result
         facts, judged = self._deciding_device()
-        prior = _read_prior(self.case)
+        prior = read_earlier(self.case)
         unread = self._unread()
         waits = self._waits(facts, judged) if result.class_ != "not-hung" else ()
         if result.class_ == "gpu-spin-barrier" and not waits and not unread:
@@ -192,17 +118,17 @@ class _Document:
             "chain": self._chain(facts, judged), "window": self._window(), "unread": tuple(unread),
             "evidence": tuple(self.ids.records),
             "next": result.next,
-            "decisive": [_finding(f, self.ids) for f in result.merged.decisive],
-            "contradicting": [_finding(f, self.ids) for f in result.merged.against],
+            "decisive": [finding_row(f, self.ids) for f in result.merged.decisive],
+            "contradicting": [finding_row(f, self.ids) for f in result.merged.against],
             "explained": dict(result.merged.explained),
             "alternatives": [{"class": a.class_, "why_open": a.why_open, "decided_by": a.decided_by} for a in result.alternatives],
             "signatures": [self._match(m) for m in self.matches[:8]],
             "inputs": part_table(self.case),
             "timeline": moments.document(),
-            "rules": [_finding(f, self.ids) for f in result.findings],
+            "rules": [finding_row(f, self.ids) for f in result.findings],
         }  # fmt: skip
         if prior is not None:
-            document = _with_prior(document, *prior, self.ids)
+            document = with_earlier(document, *prior, self.ids)
         return document
 
     def _deciding_device(self) -> tuple[DeviceFacts | None, Any]:
@@ -405,75 +331,3 @@ def _identity(view: View, result: Classification) -> str | None:
     elif result.class_ in ("gpu-kernel-stuck", "gpu-crossrank-spin", "gpu-barrier-intra-block", "gpu-spin-barrier"):
         key = next((k.name.split("<")[0].split("(")[0] for d in view.devices for k in d.kernels or ()), "")
     return hashlib.sha256("|".join((result.class_, result.cause or "", key)).encode()).hexdigest()[:12]
-
-
-# ---------------------------------------------------------------------------------------------------------------------------------
-# An earlier diagnosis among the evidence
-
-
-def _descends(child: str, parent: str) -> bool:
-    current: str | None = child
-    while current is not None:
-        if current == parent:
-            return True
-        current = weaker_parent(current)
-    return False
-
-
-def _with_prior(document: dict[str, Any], earlier: Diagnosis, ref: Ref, ids: _EvidenceIds) -> dict[str, Any]:
-    """A run's own diagnosis knew what the artefacts no longer hold. It is taken over where ours is a weaker form of it; where the
-    two contradict each other, ours stands and the other is named."""
-    ours: Verdict = document["verdict"]
-    theirs = earlier.verdict
-    note = {"rule": "earlier-diagnosis", "class": theirs.class_, "cause": theirs.cause, "answer": "supported", "strength": 0,
-            "text": f"an earlier diagnosis of this run: {theirs.sentence}", "missing": "", "error": "", "lines": [_cite(ref,
-            ids)]}  # fmt: skip
-    same = theirs.class_ == ours.class_ and (ours.cause in (None, theirs.cause))
-    if not (same or (theirs.class_ != "unknown" and _descends(theirs.class_, ours.class_))):
-        if theirs.class_ != ours.class_ and theirs.class_ != "unknown" and not _descends(ours.class_, theirs.class_):
-            document["contradicting"].append(note)
-        return document
-    known = {record.id for record in ids.records}
-    order: dict[str, int] = {"low": 0, "medium": 1, "high": 2}
-    confidence: Confidence = (
-        theirs.confidence if order[theirs.confidence] >= order[ours.confidence] or not same else ours.confidence
-    )
-    document["verdict"] = Verdict.model_validate({
-        "class": theirs.class_, "cause": theirs.cause or ours.cause, "confidence": confidence, "signature": ours.signature
-        or theirs.signature,
-        "identity": theirs.identity or ours.identity, "sentence": theirs.sentence or ours.sentence,
-    })  # fmt: skip
-    document["outcome"] = outcome_of(theirs.class_)
-    document["decisive"] = [*document["decisive"], note]
-    if theirs.class_ != "not-hung":
-        document["waits"] = document["waits"] or earlier.waits
-    document["ledger"] = document["ledger"] or earlier.ledger
-    if earlier.window.live_requests is not None and document["window"].live_requests is None:
-        document["window"] = earlier.window
-    if len(earlier.chain) >= len(document["chain"]):
-        own = ids.of(ref)
-        document["chain"] = tuple(
-            ChainLink(
-                link=link.link, status=link.status, text=link.text,
-                evidence=tuple(name for name in link.evidence if name in known) or ((own,
-                    ) if own and link.status != "not observed" else ()),
-            )
-            for link in earlier.chain
-        )  # fmt: skip
-    if theirs.class_ == "gpu-spin-barrier" and not document["waits"] and not document["unread"]:
-        document["unread"] = earlier.unread or (UnreadItem(what="the wait", why="the earlier diagnosis does not hold it"),)
-    return document
-
-
-def _read_prior(case: CaseFile) -> tuple[Diagnosis, Ref] | None:
-    for document, ref in reversed(case.prior):
-        try:
-            earlier = Diagnosis.model_validate(document)
-        except ValueError as error:
-            case.unread.append(
-                UnreadItem(what=f"the diagnosis in {ref.source}", why=f"it is not one of schema 1: {str(error)[:200]}")
-            )
-            continue
-        if earlier.verdict.class_ in CLASSES:
-            return earlier, ref
-    return None

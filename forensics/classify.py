@@ -13,7 +13,7 @@ from .evidence.casefile import CaseFile
 from .records import CLASSES
 from .rules.alive import rule_worker_dead
 from .rules.base import Finding, Rule, run_rules
-from .rules.collectives import rule_collective_stuck, rule_counts, rule_flight, rule_opposing_stacks, rule_watchdog_lag
+from .rules.collectives import rule_collective_stuck, rule_counts, rule_opposing_stacks
 from .rules.compilers import rule_build_lock, rule_compile_log, rule_compile_stacks
 from .rules.device import rule_crossrank, rule_device_barrier, rule_device_judged, rule_device_read
 from .rules.faults import rule_device_exception, rule_launch_refused, rule_lost_device, rule_wrong_result, rule_xid
@@ -21,6 +21,7 @@ from .rules.loading import rule_weight_load
 from .rules.next_step import next_step
 from .rules.progress import rule_client_gone, rule_idle, rule_recovered, rule_slow, rule_startup
 from .rules.queues import rule_ipc_stall, rule_livelock
+from .rules.recorders import rule_flight, rule_watchdog_lag
 from .rules.scheduling import rule_kv_thrash, rule_kv_transfer, rule_scheduler_stall
 from .rules.stuck import rule_host_sees_gpu, rule_power
 from .rules.table import CONFIDENCE, Merged, merge

@@ -278,7 +278,7 @@ def _test(condition: Condition, view: View, forecast: PaddingForecast | None) ->
         stated = [f.version for f in view.case.versions if f.package == name]
         return "unread" if not stated else "seen" if stated[-1] == wanted else "absent"
     if test == "late_rank":
-        from .rules.collectives import late_ranks
+        from .rules.lateness import late_ranks
 
         return "seen" if late_ranks(view) else "unread"
     return "unread"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ..evidence.facts import LogEvent
 from ..evidence.refs import Ref
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
-from .collectives import late_ranks
+from .lateness import late_ranks
 from .view import View
 
 __all__ = ["rule_build_lock", "rule_compile_log", "rule_compile_stacks"]
