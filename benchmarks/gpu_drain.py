@@ -124,16 +124,20 @@ def request_for(
 # -- agreement of two views of one hang --------------------------------------------------------------------------------------------
 
 
-def agreement(debugger: DeviceState, dump: DeviceState) -> dict[str, Any]:
-    """Field by field, what cuda-gdb and the core dump say of the same hang: ``same``, ``differ`` (with both), ``only_one``."""
+def agreement(debugger: DeviceState, dump: DeviceState, *, same_hang: bool) -> dict[str, Any]:
+    """Field by field, what cuda-gdb and the core dump say: ``same``, ``differ`` (with both), ``only_one``.
+
+    ``same_hang``: both looked at one moment. Else they saw the same step hang in two processes: then addresses, the SM and the
+    number that the hardware gave a warp are their own, and the polling thread may stand anywhere in its loop.
+    """
     same: list[str] = []
     differ: dict[str, Any] = {}
     only: list[str] = []
 
-    def compare(name: str, left: Any, right: Any, equal: Callable[[Any, Any], bool] = lambda a, b: a == b) -> None:
+    def compare(name: str, left: Any, right: Any) -> None:
         if left is None or right is None:
             only.append(name)
-        elif equal(left, right):
+        elif left == right:
             same.append(name)
         else:
             differ[name] = {"cuda_gdb": left, "core": right}
@@ -141,40 +145,50 @@ def agreement(debugger: DeviceState, dump: DeviceState) -> dict[str, Any]:
     grids = [(one, other) for one in debugger.grids for other in dump.grids if one.grid_dim == other.grid_dim]
     compare("grids", len(debugger.grids), len(dump.grids))
     for one, other in grids[:1]:
-        _grids(one, other, compare)
+        _grids(one, other, compare, same_hang)
     return {"same": same, "differ": differ, "only_one": only, "agree": bool(grids) and not differ}
 
 
-def _grids(one: GridState, other: GridState, compare: Callable[..., None]) -> None:
+def _grids(one: GridState, other: GridState, compare: Callable[..., None], same_hang: bool) -> None:
     compare("grid_dim", one.grid_dim, other.grid_dim)
     compare("block_dim", one.block_dim, other.block_dim)
-    compare("params", one.params.hex() if one.params else None, other.params.hex() if other.params else None)
+    words = slice(0 if same_hang else 32, None)  # the four pointers come first
+    compare("params", one.params[words].hex() if one.params else None, other.params[words].hex() if other.params else None)
     left = {cta.block_idx: cta for cta in one.ctas or ()}
     right = {cta.block_idx: cta for cta in other.ctas or ()}
     compare("resident blocks", sorted(left) if one.ctas is not None else None, sorted(right) if other.ctas is not None else None)
     for block in sorted(set(left) & set(right)):
-        _blocks(block, left[block], right[block], compare)
+        _blocks(block, left[block], right[block], compare, same_hang)
 
 
-def _blocks(block: tuple[int, int, int], one: CtaState, other: CtaState, compare: Callable[..., None]) -> None:
-    compare(f"{block} sm", one.sm, other.sm)
-    left = {warp.warp: warp for warp in one.warps}
-    right = {warp.warp: warp for warp in other.warps}
-    compare(f"{block} warps", sorted(left), sorted(right))
-    for number in sorted(set(left) & set(right)):
-        a, b = left[number], right[number]
-        compare(f"{block} warp {number} active", a.active_mask, b.active_mask)
-        near: Callable[[Any, Any], bool] = (lambda x, y: abs(x - y) <= LOOP_BYTES) if number == 0 else (lambda x, y: x == y)
-        compare(f"{block} warp {number} pc", a.pc_offset, b.pc_offset, near)
-    first = [
-        next((lane for warp in cta.warps if warp.warp == 0 for lane in warp.lanes if lane.lane == 0), None) for cta in (one, other)
-    ]
-    a_lane, b_lane = first
+def _blocks(block: tuple[int, int, int], one: CtaState, other: CtaState, compare: Callable[..., None], same_hang: bool) -> None:
+    a_lane, b_lane = thread_zero(one), thread_zero(other)
+    if same_hang:
+        compare(f"{block} sm", one.sm, other.sm)
+        left = {warp.warp: warp for warp in one.warps}
+        right = {warp.warp: warp for warp in other.warps}
+        compare(f"{block} warps", sorted(left), sorted(right))
+        for number in sorted(set(left) & set(right)):
+            compare(f"{block} warp {number} active", left[number].active_mask, right[number].active_mask)
+            compare(f"{block} warp {number} pc", left[number].pc_offset, right[number].pc_offset)
+    else:
+        waiting = [sorted((w.active_mask, w.pc_offset or -1) for w in cta.warps if w.active_mask != 1) for cta in (one, other)]
+        compare(f"{block} waiting warps: mask and pc", *waiting)
+        pcs = [lane.pc_offset if lane is not None else None for lane in (a_lane, b_lane)]
+        if pcs[0] is not None and pcs[1] is not None:
+            compare(f"{block} thread 0 in the same loop", True, abs(pcs[0] - pcs[1]) <= LOOP_BYTES)
     if a_lane is None or b_lane is None or a_lane.registers is None or b_lane.registers is None:
         compare(f"{block} thread 0 registers", None, None)
         return
-    for index, (x, y) in enumerate(zip(a_lane.registers, b_lane.registers, strict=False)):
-        compare(f"{block} thread 0 R{index}", x, y)
+    if same_hang:
+        for index, (x, y) in enumerate(zip(a_lane.registers, b_lane.registers, strict=False)):
+            compare(f"{block} thread 0 R{index}", x, y)
+        compare(f"{block} thread 0 predicates", a_lane.predicates, b_lane.predicates)
+
+
+def thread_zero(cta: CtaState) -> Any:
+    """The lane of thread (0, 0, 0), in whichever warp slot the hardware put it."""
+    return next((lane for warp in cta.warps for lane in warp.lanes if lane.thread_idx == (0, 0, 0)), None)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------------------
@@ -271,7 +285,7 @@ def demo(spec: str, device: DeviceDescription, folder: Path, layers: int, option
         debugger = next((item.state for item in second if item.collector == "cuda_gdb"), None)
         dump = next((item.state for item in second if item.collector == "core_dump"), None)
         if debugger is not None and dump is not None:
-            found["agreement"] = agreement(debugger, dump)
+            found["agreement"] = agreement(debugger, dump, same_hang=False)
             say(
                 f"  agreement: {len(found['agreement']['same'])} same, only one {found['agreement']['only_one'][:8]}, "
                 f"differ {json.dumps(found['agreement']['differ'], default=str)[:900]}"
@@ -280,11 +294,9 @@ def demo(spec: str, device: DeviceDescription, folder: Path, layers: int, option
             (a.path for item in second if item.collector == "core_dump" for a in item.artefacts if a.kind == "gpu-core"), None
         )
         if core is not None and dump is not None:
-            found["agreement_same_dump"] = on_the_dump(core, dump, folder)
-            say(
-                f"  cuda-gdb on the same dump: {len(found['agreement_same_dump'].get('same', ()))} same, "
-                f"{json.dumps({key: value for key, value in found['agreement_same_dump'].items() if key != 'same'}, default=str)[:900]}"
-            )
+            both = found["agreement_same_dump"] = on_the_dump(core, dump, folder)
+            rest = {key: value for key, value in both.items() if key != "same"}
+            say(f"  cuda-gdb on the same dump: {len(both['same'])} same, {json.dumps(rest, default=str)[:900]}")
     finally:
         closed = ground.close()
         found["close"] = dataclasses.asdict(closed)
@@ -303,7 +315,7 @@ def on_the_dump(core: Path, dump: DeviceState, folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     (folder / "cuda_gdb_on_dump.txt").write_text(done.stdout + done.stderr)
     state = parse_transcript(done.stdout)
-    return {"seconds": time.monotonic() - began, "status": done.returncode, **agreement(state, dump)}
+    return {"seconds": time.monotonic() - began, "status": done.returncode, **agreement(state, dump, same_hang=True)}
 
 
 def plain_debugger(spec: str, device: DeviceDescription, folder: Path) -> dict[str, Any]:

@@ -83,9 +83,10 @@ class Bench:
         self.functions: dict[str, Any] = {}
 
     def function(self, image: KernelImage) -> Any:
-        if image.cubin_sha256 not in self.functions:
-            self.functions[image.cubin_sha256] = self.driver.load(image.cubin, image.function)
-        return self.functions[image.cubin_sha256]
+        key = f"{image.cubin_sha256} {image.function}"  # a shipped cubin holds every instantiation
+        if key not in self.functions:
+            self.functions[key] = self.driver.load(image.cubin, image.function)
+        return self.functions[key]
 
     def wait(self, event: Any, seconds: float) -> bool:
         deadline = Deadline(seconds)
