@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..evidence.refs import Ref
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
-from .lateness import PLACES, elsewhere, late_ranks, mismatches, quiet_log, transport_refs
+from .lateness import PLACES, late_ranks, mismatches, quiet_log, transport_refs, whereabouts
 from .view import Process, View
 
 __all__ = ["rule_collective_stuck", "rule_counts", "rule_opposing_stacks"]
@@ -62,7 +62,7 @@ def rule_counts(view: View) -> Iterator[Finding]:
             for rank, pid in zip(mismatch.late, mismatch.pids, strict=True)
             if (process := view.process_of_rank(rank, pid)) is not None
         ]
-        elsewhere = [(rank, spot) for rank, process in spots if (spot := elsewhere(process)) is not None]
+        elsewhere = [(rank, spot) for rank, process in spots if (spot := whereabouts(process)) is not None]
         if elsewhere and len(elsewhere) == len(mismatch.late):
             places = "; ".join(f"rank {rank} {PLACES.get(spot[0], spot[0])}" for rank, spot in elsewhere)
             strength = STRONG if stays else FAIR
@@ -102,7 +102,9 @@ def rule_opposing_stacks(view: View) -> Iterator[Finding]:
     workers = [p for p in view.processes if p.role != "engine" and p.role != "api" and p.main is not None]
     inside = [p for p in workers if p.doing("collective", "collective-native")]
     outside = [
-        p for p in workers if p not in inside and (spot := elsewhere(p)) is not None and spot[0] in ("worker-dequeue", "queue-get")
+        p
+        for p in workers
+        if p not in inside and (spot := whereabouts(p)) is not None and spot[0] in ("worker-dequeue", "queue-get")
     ]
     if inside and outside and not any(p.doing("cuda-event", "cuda-launch") for p in outside):
         refs = [p.main.ref for p in [*inside, *outside] if p.main is not None]

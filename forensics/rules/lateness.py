@@ -12,13 +12,13 @@ from .view import Process, View
 __all__ = [
     "PLACES",
     "Mismatch",
-    "elsewhere",
     "flight_groups",
     "flight_late",
     "late_ranks",
     "mismatches",
     "quiet_log",
     "transport_refs",
+    "whereabouts",
 ]
 
 _TRANSPORT = re.compile(
@@ -53,7 +53,8 @@ def mismatches(view: View) -> tuple[list[Mismatch], bool]:
     moved = False
     if not queries:
         return found, moved
-    for operation_key in {(c.name.split(" ")[-1], op) for q in queries for c in q.comms for op in c.groups if op != "status"}:
+    keys = dict.fromkeys((c.name.split(" ")[-1], op) for q in queries for c in q.comms for op in c.groups if op != "status")
+    for operation_key in keys:
         name, operation = operation_key
         seen = [(q, c) for q in queries for c in q.comms if c.name.split(" ")[-1] == name and operation in c.groups]
         query, comm = seen[-1]
@@ -94,7 +95,7 @@ def late_ranks(view: View) -> list[tuple[int, int | None]]:
     return sorted(ranks.items())
 
 
-def elsewhere(process: Process) -> tuple[str, Ref] | None:
+def whereabouts(process: Process) -> tuple[str, Ref] | None:
     """What a late rank does, if neither waiting for the GPU nor compiling nor loading: control flow took it elsewhere."""
     main = process.main
     if main is None:

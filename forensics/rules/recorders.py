@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..evidence.facts import WatchdogTimeout
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
-from .lateness import PLACES, elsewhere, flight_groups, flight_late, quiet_log, transport_refs
+from .lateness import PLACES, flight_groups, flight_late, quiet_log, transport_refs, whereabouts
 from .view import View
 
 __all__ = ["rule_flight", "rule_watchdog_lag"]
@@ -26,7 +26,7 @@ def rule_watchdog_lag(view: View) -> Iterator[Finding]:
             continue
         refs = [entry.ref for entry in by_rank.values()]
         spots = [p for rank in late if (p := view.process_of_rank(rank)) is not None]
-        elsewhere = [spot for p in spots if (spot := elsewhere(p)) is not None]
+        elsewhere = [spot for p in spots if (spot := whereabouts(p)) is not None]
         text = f"rank {', '.join(map(str, late))} enqueued fewer operations than the others ({top})"
         if elsewhere and len(elsewhere) == len(late):
             places = "; ".join(PLACES.get(word, word) for word, _ in elsewhere)
@@ -66,7 +66,7 @@ def rule_flight(view: View) -> Iterator[Finding]:
     late = flight_late(view)
     if late:
         spots = [p for rank in late if (p := view.process_of_rank(rank)) is not None]
-        elsewhere = [s for p in spots if (s := elsewhere(p)) is not None]
+        elsewhere = [s for p in spots if (s := whereabouts(p)) is not None]
         if elsewhere and len(elsewhere) == len(late):
             yield supported(rule, "collective-desync", STRONG, f"rank {', '.join(map(str, late))} enqueued fewer collectives and "
                 "is elsewhere",
