@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -170,6 +173,26 @@ def test_a_broken_earlier_diagnosis_is_unread(tmp_path: Path) -> None:
     result = autopsy_paths([run_directory(tmp_path / "run", document)])
     assert result.diagnosis.verdict.class_ == "unknown"
     assert any("diagnosis" in item.what for item in result.diagnosis.unread)
+
+
+def test_the_document_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    for name in ("a01-peer-left-two-ranks.txt", "a05-phase-wait.txt", "a10-desync-json.txt", "a12-collective-stuck-transport.txt"):
+        (tmp_path / name).write_text(evidence(CASES / name))
+    program = (
+        "import json, sys; from pathlib import Path; from dsv4_repro.forensics.autopsy import autopsy_paths; "
+        "print(json.dumps([autopsy_paths([p]).diagnosis.document() for p in sorted(Path(sys.argv[1]).iterdir())]))"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(texts) == 1
 
 
 def test_several_incidents_of_one_kind_in_one_folder_stay_deterministic(tmp_path: Path) -> None:
