@@ -120,6 +120,7 @@ class _Reader:
         self.ctas = 0
         self.warps = 0
         self.lanes = 0
+        self.clusters: dict[tuple[int, int], Dim3] = {}
         self.code = CodeFinder(sections)
 
     def read(self) -> CoreDump:
@@ -241,9 +242,12 @@ class _Reader:
                 f"parameters of grid {v['grid']}", "the dump holds none",
                 "cuda-gdb reads them from the constant bank of a live process; in a dump: without skip_constbank_memory",
             )  # fmt: skip
+        cluster = (v.get("cluster_x") or 1, v.get("cluster_y") or 1, v.get("cluster_z") or 1)
+        if cluster == (1, 1, 1):  # each block says it too, since driver r565
+            cluster = self.clusters.get((grid.device, v["grid"]), cluster)
         return GridState(
             grid.device, v["grid"], name, (v["grid_x"], v["grid_y"], v["grid_z"]), (v["block_x"], v["block_y"], v["block_z"]),
-            tuple(ctas), (v.get("cluster_x") or 1, v.get("cluster_y") or 1, v.get("cluster_z") or 1), params, grid.code,
+            tuple(ctas), cluster, params, grid.code,
         )  # fmt: skip
 
     # --- resident blocks -----------------------------------------------------------------------------------------------------
@@ -264,7 +268,9 @@ class _Reader:
                 self.ctas += 1
                 block = (cta["x"], cta["y"], cta["z"])
                 grid = grids.get(cta["grid"])
-                cluster = (cta["cluster_x"], cta["cluster_y"], cta["cluster_z"]) if "cluster_x" in cta else None
+                cluster = (cta["cluster_x"], cta["cluster_y"], cta["cluster_z"]) if "cluster_z" in cta else None
+                size = tuple(cta.get(f"cluster_dim_{axis}", 0) or 1 for axis in "xyz")
+                self.clusters.setdefault((device, cta["grid"]), (size[0], size[1], size[2]))
                 warps = self._warps(table, index, (device, number, block), grid)
                 found.append((cta["grid"], CtaState(block, number, warps, cluster)))
         return found

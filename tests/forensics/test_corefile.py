@@ -17,7 +17,7 @@ from dsv4_repro.forensics import coretables, limits
 from dsv4_repro.forensics.codeimage import EmbeddedImage
 from dsv4_repro.forensics.compare import compare_states
 from dsv4_repro.forensics.corefile import INTERPRETER, open_core, read_core
-from dsv4_repro.forensics.coretables import CTA, GRID, LANE, SM, WARP, Kind
+from dsv4_repro.forensics.coretables import CTA, DEVICE, GRID, LANE, SM, WARP, Kind
 from dsv4_repro.forensics.corewriter import CoreOptions, write_core
 from dsv4_repro.forensics.device_state import DeviceState
 from dsv4_repro.kernels.disasm import disassemble
@@ -130,6 +130,14 @@ def test_rows_of_other_drivers(scene: Any, dump: Callable[..., Path], rows: dict
     back = read_core(dump(state, row_bytes=rows))
     assert compare_states(state, back) == []
     assert back.unread == ()
+
+
+@pytest.mark.parametrize("row", [DEVICE, GRID, SM, CTA, WARP, LANE], ids=lambda row: row.kind.name)
+def test_rows_cut_anywhere(scene: Any, dump: Callable[..., Path], row: Any) -> None:
+    """An entry size between two drivers', or no multiple of a word: fields that do not fit are absent, nothing fails."""
+    state = scene(warps=1, lanes=2, sms=2).state()
+    for size in [*range(row.minimum, row.size + 9, 4), row.minimum + 1, row.size - 3]:
+        assert compare_states(state, read_core(dump(state, row_bytes={row.kind: size}))) == []
 
 
 def test_rows_too_short_are_said(scene: Any, dump: Callable[..., Path]) -> None:

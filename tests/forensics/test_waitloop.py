@@ -11,6 +11,7 @@ import pytest
 from dsv4_repro.forensics.waitloop import CodeView
 from dsv4_repro.kernels.sasstext import Disassembly, SassLine, parse_listing
 
+CONSTANT = 777
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 
@@ -28,6 +29,8 @@ class Interpreter:
         text = text.replace(".reuse", "")
         if text in ("RZ", "URZ"):
             return 0
+        if text.startswith("c["):
+            return CONSTANT
         return self.r[text] if text in self.r else int(text, 0) & 0xFFFFFFFF
 
     def flag(self, text: str) -> bool:
@@ -46,7 +49,7 @@ class Interpreter:
             self.r[o[0]] = self.value
         elif op in ("IMAD.U32", "IMAD.MOV.U32"):
             self.r[o[0]] = self.word(o[3])
-        elif op in ("UMOV", "MOV"):
+        elif op in ("UMOV", "MOV", "R2UR"):
             self.r[o[0]] = self.word(o[1])
         elif op in ("VOTE.ANY", "VOTEU.ANY"):
             self.r[o[0]] = 1
@@ -68,23 +71,26 @@ class Interpreter:
         return pc + 16
 
 
-@pytest.mark.parametrize("sm", ARCHITECTURES)
-def test_every_pc_of_every_loop(kernels: tuple[Callable[..., tuple[object, Disassembly]], object], sm: int) -> None:
-    """From any instruction of the loop: address, value and target are those of the machine, or not known; never others."""
-    rng = random.Random(sm)
-    _, code = kernels[0](sm)
+def everywhere(code: Disassembly, loops: int, rng: random.Random) -> tuple[int, int]:
+    """From any instruction of every loop: address, value and target are those of the machine, or not known; never others.
+
+    Returns from how many instructions the value was found, and of how many.
+    """
     view = CodeView(code.lines)
-    loops = view.wait_loops()
-    assert len(loops) == 3, "initial, per-round and final barrier"
-    resolved = 0
-    for loop in loops:
-        target_name = next(line.operands[3] for line in code.lines if line.offset == loop.compare)
+    found_loops = view.wait_loops()
+    assert len(found_loops) == loops
+    resolved = places = 0
+    lines = {line.offset: line for line in code.lines}
+    for loop in found_loops:
+        target_name = lines[loop.compare].operands[3]
+        literal = target_name not in Interpreter(lines, 0, rng).r
         for start in sorted(loop.body):
             site = view.find(start)
             assert site is not None
             assert site.loop.load == loop.load
-            machine = Interpreter({line.offset: line for line in code.lines}, 1, rng)
-            machine.r[target_name] = 2 + rng.randrange(1 << 20)
+            machine = Interpreter(lines, 0 if literal else 1, rng)
+            if not literal:
+                machine.r[target_name] = 2 + rng.randrange(1 << 20)
             pc = loop.load
             rounds = 0
             while (rounds < 3 or pc != start) and rounds < 6:
@@ -93,15 +99,33 @@ def test_every_pc_of_every_loop(kernels: tuple[Callable[..., tuple[object, Disas
                 assert pc in loop.body, "the machine left the loop"
             if pc != start:
                 continue  # sm_75: a branch that only a split warp takes
-            found = site.resolve([machine.r[f"R{n}"] for n in range(255)], [machine.r[f"UR{n}"] for n in range(63)])
-            assert found.address in (machine.address, None)
-            assert found.value in (1, None)
-            assert found.target in (machine.r[target_name], None)
+            registers, uniform = [machine.r[f"R{n}"] for n in range(255)], [machine.r[f"UR{n}"] for n in range(63)]
+            found = site.resolve(registers, uniform, lambda bank, offset: CONSTANT)
+            assert found.address == machine.address, f"the address from {start:#x}"
+            assert found.target == machine.word(target_name), f"the target from {start:#x}"
+            assert found.value in (machine.value, None)
             assert found.satisfied in (False, None)
-            assert found.address == machine.address, f"the address is not found from {start:#x}"
-            assert found.target == machine.r[target_name], f"the target is not found from {start:#x}"
             resolved += found.value is not None
-    assert resolved >= sum(len(loop.body) for loop in loops) // 3
+            places += 1
+    return resolved, places
+
+
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_every_pc_of_every_loop(kernels: tuple[Callable[..., tuple[object, Disassembly]], object], sm: int) -> None:
+    """The top-k's three barriers: initial, per round, final."""
+    resolved, places = everywhere(kernels[0](sm)[1], 3, random.Random(sm))
+    assert resolved >= places // 3
+
+
+@pytest.mark.parametrize("sm", [75, 90, 120])
+@pytest.mark.parametrize("function", ["grid_barrier_once", "flag_wait", "cluster_peer_stuck"])
+def test_every_pc_of_the_patients(
+    kernels: tuple[object, Callable[..., tuple[object, Disassembly]]], sm: int, function: str
+) -> None:
+    if function == "cluster_peer_stuck" and sm < 90:
+        return  # there are no clusters before sm_90
+    resolved, places = everywhere(kernels[1](sm, function)[1], 1, random.Random(sm))
+    assert resolved >= places // 3
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
