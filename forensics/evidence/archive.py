@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 
 from .detect import HEAD_BYTES, Kind, sniff
 
-__all__ = ["Budget", "ExpansionStoppedError", "Leaf", "Peeked", "Readable", "expand"]
+__all__ = ["Budget", "ExpansionStoppedError", "Leaf", "Peeked", "Readable", "expand", "read_up_to"]
 
 
 class Readable(Protocol):
@@ -53,7 +53,7 @@ class Peeked:
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self.head = _read_up_to(stream, HEAD_BYTES)
+        self.head = read_up_to(stream, HEAD_BYTES)
         self._given = 0
 
     def read(self, size: int = -1, /) -> bytes:
@@ -65,7 +65,7 @@ class Peeked:
         return self._stream.read(size)
 
 
-def _read_up_to(stream: Readable, size: int) -> bytes:
+def read_up_to(stream: Readable, size: int) -> bytes:
     parts: list[bytes] = []
     while size > 0:
         part = stream.read(size)

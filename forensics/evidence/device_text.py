@@ -35,6 +35,8 @@ _COUNTER = re.compile(
     r"\b(arrival_counter|barrier_counter|arrive_count|\w*arriv\w*|sync_counter|pass_done)\s*(?:=|:)\s*(-?\d+|0x[0-9a-fA-F]+)"
 )
 _TARGET = re.compile(r"\b(?:target|expected|wait_value|wait_target|goal)\s*(?:=|:)\s*(\d+)")
+_SMS = re.compile(r"\bnum_sms\b[^\d\n]{0,12}(\d+)|\b(\d{1,3}) SMs\b")
+_OCCUPANCY = re.compile(r"\boccupancy\b[^\d\n]{0,30}(\d{1,2})\b")
 _GROUP_SIZE = re.compile(r"ctas_per_group\b[^\d\n]{0,40}(\d+)")
 _FOCUS = re.compile(
     r"\[Switching focus to CUDA kernel (\d+), grid (\d+), (?:cluster \([^)]*\), )?block \((\d+),(\d+),(\d+)\), thread \((\d+),"
@@ -305,9 +307,16 @@ def _emit(
             section.ref(first, last), "reported", section.hints.pid, section.hints.rank, tuple(kernels) if kernels else None,
                 exception,
             num_sms, sum(1 for d in case.devices if d.pid == section.hints.pid and d.rank == section.hints.rank),
-                section.hints.repeat,
+                section.hints.repeat, slots=_slots(text, num_sms),
         )
     )  # fmt: skip
+
+
+def _slots(text: str, num_sms: int | None) -> int | None:
+    """SMs x occupancy, where a launcher's note in the text states both."""
+    occupancy, sms = _OCCUPANCY.search(text), _SMS.search(text)
+    count = num_sms or (int(next(group for group in sms.groups() if group)) if sms else None)
+    return count * int(occupancy.group(1)) if count and occupancy and 0 < int(occupancy.group(1)) <= 32 else None
 
 
 def _lone_register(registers: dict[str, int], value: int) -> int | None:

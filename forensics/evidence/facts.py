@@ -328,8 +328,9 @@ class DeviceFacts:
     """What one look at one process's GPU showed. The seam to the core-dump and transcript readers.
 
     ``kernels`` None: not readable; empty: read, and nothing was resident (only when the attach is known to have worked).
-    ``exception``: CUDBG word or text of a GPU exception. ``diagnosis``: the full reader's judgement of the same look, if it could
-    read it; ``diagnosis_hung``: the same judged knowing that nothing moves; ``state``: what it read (``DeviceState``).
+    ``slots``: blocks that fit at once (SMs x occupancy), where the text states both. ``exception``: CUDBG word or text of a
+    GPU exception. ``diagnosis``: the full reader's judgement of the same look, if it could read it; ``diagnosis_hung``: the
+    same judged knowing that nothing moves; ``state``: what it read (``DeviceState``).
     """
 
     ref: Ref
@@ -345,3 +346,4 @@ class DeviceFacts:
     diagnosis: Any = None
     diagnosis_hung: Any = None
     state: Any = None
+    slots: int | None = None

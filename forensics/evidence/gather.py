@@ -7,6 +7,7 @@ that fails costs its own facts only and is named. A file that changes while it i
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from ...errors import EvidenceError, UsageError
 from ..records import UnreadItem
-from .archive import Budget, ExpansionStoppedError, Leaf, Readable, expand
+from .archive import Budget, ExpansionStoppedError, Leaf, Readable, expand, read_up_to
 from .casefile import CaseFile, InputPart
 from .device_files import read_core_leaf, read_device_part
 from .documents import read_documents, retelling
@@ -35,7 +36,7 @@ from .sieve import keep_lines
 from .stacks import read_stacks
 from .timeaxis import build_axis
 
-__all__ = ["READERS", "read_paths", "read_text"]
+__all__ = ["DOCUMENT_READERS", "READERS", "read_paths", "read_text"]
 
 Reader = Callable[[Section, CaseFile], None]
 
@@ -55,9 +56,11 @@ READERS: tuple[tuple[str, Reader], ...] = (
     ("could not look", read_failures),
     ("engine log", read_engine_log),
 )
+#: Those that read whole JSON documents; patterns for log lines have no business in them.
+DOCUMENT_READERS = tuple(entry for entry in READERS if entry[0] in ("host stacks", "NCCL RAS", "flight recorder", "diagnosis"))
 _MAX_PARTS = 5_000
 _MAX_PICKLE = 256 << 20
-_JSON_WHOLE = 32 << 20
+_JSON_WHOLE = 64 << 20
 
 
 class _Orders:
@@ -215,7 +218,7 @@ def _read_leaf(leaf: Leaf, path: Path, case: CaseFile, orders: _Orders) -> None:
     elif leaf.kind in ("elf", "binary"):
         case.parts.append(InputPart(leaf.path, "", "unread", note="a program or binary data: nothing here reads it"))
     elif leaf.kind == "utf16":
-        data = leaf.stream.read(_JSON_WHOLE)
+        data = read_up_to(leaf.stream, _JSON_WHOLE)
         text = data.decode("utf-16", "replace").encode("utf-8", "replace")
         lines = [(number, line) for number, line in enumerate(text.split(b"\n"), 1)]
         _read_lines(leaf.path, lines, case, orders, complete=len(data) < _JSON_WHOLE, notes=("UTF-16 text",))
@@ -226,20 +229,57 @@ def _read_leaf(leaf: Leaf, path: Path, case: CaseFile, orders: _Orders) -> None:
 def _read_text_leaf(leaf: Leaf, case: CaseFile, orders: _Orders) -> None:
     assert leaf.stream is not None
     head = getattr(leaf.stream, "head", b"")
-    document = (
-        head.lstrip()[:1] in (b"{", b"[")
-        and (leaf.size or 0) <= _JSON_WHOLE
-        and b'"entries"' in head + b'"communicators"'
-        and (b'"pg_config"' in head or b'"communicators"' in head or b'"entries"' in head or b'"thread_id"' in head)
-    )
-    table = (b"utilization.gpu" in head[:4096].lower() and b" %" not in head) or head.startswith((b"# gpu", b"Process ", b"# HELP"))
-    kept = keep_lines(leaf.stream, everything=document or table)
+    if _is_document(head):
+        data = read_up_to(leaf.stream, _JSON_WHOLE + 1)
+        if len(data) <= _JSON_WHOLE:
+            lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1)]
+            _read_lines(leaf.path, lines, case, orders, complete=True, notes=(), readers=DOCUMENT_READERS)
+            return
+        why = f"one JSON document of more than {_JSON_WHOLE >> 20} MiB: only its lines were looked at"
+        case.unread.append(UnreadItem(what=leaf.path, why=why, remedy="cut it down to the last entries of each rank"))
+        kept = keep_lines(_Rest(data, leaf.stream))
+    else:
+        table = (b"utilization.gpu" in head[:4096].lower() and b" %" not in head) or head.startswith(
+            (b"# gpu", b"Process ", b"# HELP")
+        )
+        kept = keep_lines(leaf.stream, everything=table)
     _read_lines(leaf.path, kept.lines, case, orders, complete=kept.complete, notes=kept.notes, total=kept.total)
+
+
+def _is_document(head: bytes) -> bool:
+    """One JSON value, not a log of JSON lines: its first line is not a whole value, or there is only one."""
+    text = head.lstrip()
+    inner = text[1:].lstrip()[:1]
+    # A log line may begin with a bracket, too: "[12.0] NVRM", "[rank0]:".
+    if not ((text[:1] == b"{" and inner in (b'"', b"}", b"")) or (text[:1] == b"[" and inner in (b"{", b"[", b'"', b"]", b""))):
+        return False
+    first, newline, rest = text.partition(b"\n")
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return not newline or not rest.strip()
+
+
+class _Rest:
+    """Bytes that were read already, then the stream."""
+
+    def __init__(self, data: bytes, stream: Readable) -> None:
+        self._data = data
+        self._stream = stream
+        self._at = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._at < len(self._data):
+            part = self._data[self._at : self._at + size]
+            self._at += len(part)
+            return part
+        return self._stream.read(size)
 
 
 def _read_pickle(leaf: Leaf, case: CaseFile) -> None:
     assert leaf.stream is not None
-    data = leaf.stream.read(_MAX_PICKLE)
+    data = read_up_to(leaf.stream, _MAX_PICKLE)
     try:
         document = load_pickle(data, leaf.path)
     except EvidenceError as error:
@@ -272,6 +312,7 @@ def _read_lines(
     complete: bool,
     notes: Sequence[str],
     total: int | None = None,
+    readers: Sequence[tuple[str, Reader]] | None = None,
 ) -> None:
     note = "; ".join(notes)
     if not complete and total is not None:
@@ -285,7 +326,7 @@ def _read_lines(
         return
     for section in sections:
         kinds: list[str] = []
-        for name, reader in READERS:
+        for name, reader in readers or READERS:
             before = _counts(case)
             try:
                 reader(section, case)

@@ -46,7 +46,9 @@ def rule_compile_stacks(view: View) -> Iterator[Finding]:
         moving = any(p.moved for p in at_work)
         still = all(p.moved is False for p in at_work) and not alive
         active = any(t.active for t in threads)
-        strength = STRONG if moving or alive else WEAK if still and not active else FAIR
+        late = {rank for rank, _ in late_ranks(view)}
+        behind = any(p.rank in late for p in at_work if p.rank is not None)
+        strength = STRONG if moving or alive or behind else WEAK if still and not active else FAIR
         where = threads[0].inside
         suffix = ", between samples the frames move" if moving else ", its compiler runs" if alive else ""
         yield supported(rule, "host-jit-compile", strength, f"{names} compiles: {where}{suffix}", refs)

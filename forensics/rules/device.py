@@ -63,7 +63,9 @@ def _linear(kernel: DeviceKernel, block: tuple[int, int, int]) -> int:
     return block[0] + grid[0] * (block[1] + grid[1] * block[2])
 
 
-def judge_kernel(kernel: DeviceKernel, num_sms: int | None, *, certain_stuck: bool, crowded: bool) -> KernelJudgement | None:
+def judge_kernel(
+    kernel: DeviceKernel, num_sms: int | None, *, certain_stuck: bool, crowded: bool, slots: int | None = None
+) -> KernelJudgement | None:
     """``certain_stuck``: tokens are frozen or two looks agree. ``crowded``: another kernel is resident. None: nothing to say."""
     meanings = {block.meaning for block in kernel.blocks or ()}
     poll = next((p for p in kernel.polls if p.value is not None and p.target is not None), None) or next(iter(kernel.polls), None)
@@ -76,7 +78,7 @@ def judge_kernel(kernel: DeviceKernel, num_sms: int | None, *, certain_stuck: bo
         )
     # A printed arrival counter is a barrier of this kernel; whether it is the one that holds it needs a stop seen elsewhere.
     if "global-poll" in meanings or (poll is not None and (poll.target is not None or poll.value is not None)):
-        return _spin(kernel, name, poll, num_sms, certain_stuck, crowded)
+        return _spin(kernel, name, poll, num_sms, certain_stuck, crowded, slots)
     count = len(kernel.blocks) if kernel.blocks is not None else None
     few = count is not None and count <= _FEW
     strength = STRONG if certain_stuck and few else FAIR if certain_stuck or few else WEAK
@@ -105,7 +107,7 @@ def judge_kernel(kernel: DeviceKernel, num_sms: int | None, *, certain_stuck: bo
 
 
 def _spin(
-    kernel: DeviceKernel, name: str, poll: Poll | None, num_sms: int | None, certain_stuck: bool, crowded: bool
+    kernel: DeviceKernel, name: str, poll: Poll | None, num_sms: int | None, certain_stuck: bool, crowded: bool, slots: int | None
 ) -> KernelJudgement:
     if poll is not None and poll.value is not None and poll.target is not None:
         if satisfied(poll.value, poll.comparison, poll.target):
@@ -128,6 +130,10 @@ def _spin(
     elif not certain_stuck:
         strength = WEAK
     blocks = kernel.blocks or ()
+    if cause == "not-co-resident" and poll is not None and poll.value == len(blocks) and certain_stuck:
+        # Every resident block has arrived and every slot of the device is taken: nobody is left who could arrive.
+        full = slots == len(blocks) or (num_sms is not None and len(blocks) % num_sms == 0)
+        strength = STRONG if full else strength
     shown = ", ".join(str(b.index[0]) if b.index[1:] == (0, 0) else str(b.index) for b in blocks[:6]) + (
         "…" if len(blocks) > 6 else ""
     )
@@ -227,7 +233,9 @@ def resident_judgements(view: View) -> list[tuple[DeviceFacts, DeviceKernel, Ker
     for facts in view.devices:
         kernels = [k for k in facts.kernels or () if k.blocks is None or k.blocks]
         for kernel in kernels:
-            judged = judge_kernel(kernel, facts.num_sms, certain_stuck=_stuck_for_certain(view, facts), crowded=len(kernels) > 1)
+            judged = judge_kernel(
+                kernel, facts.num_sms, certain_stuck=_stuck_for_certain(view, facts), crowded=len(kernels) > 1, slots=facts.slots
+            )
             if judged is not None:
                 found.append((facts, kernel, judged))
     return found

@@ -162,10 +162,14 @@ def rule_client_gone(view: View) -> Iterator[Finding]:
     healthy = flow.moving or bool(view.events("http-completion-ok"))
     refs = [*(e.ref for e in aborts[:4]), *flow.gauge_refs, *(run.last.ref for run in flow.stats)]
     if empty or healthy:
-        both = empty and (
-            healthy
-            or (bool(view.gpus) and all(g.state in ("idle", "low") for g in view.gpus))
-            or any(t.waits == "engine-idle" for t in view.case.threads)
+        idle_after = [run.last for run in flow.stats if run.state == "idle" and view.before(aborts[-1], run.last)]
+        both = bool(idle_after) or (
+            empty
+            and (
+                healthy
+                or (bool(view.gpus) and all(g.state in ("idle", "low") for g in view.gpus))
+                or any(t.waits == "engine-idle" for t in view.case.threads)
+            )
         )
         yield supported(
             rule,

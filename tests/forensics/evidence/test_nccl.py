@@ -173,3 +173,16 @@ def test_a_pickle_cannot_run_anything(tmp_path: Path) -> None:
 def test_torn_pickles_are_typed(data: bytes) -> None:
     with pytest.raises(TranscriptError):
         load_pickle(data, "x")
+
+
+@pytest.mark.parametrize("pack", ["json", "pickle"])
+def test_a_large_dump_is_read_whole(tmp_path: Path, pack: str) -> None:
+    for rank, last in ((0, "all_reduce"), (1, "all_gather")):
+        document = dump(rank, last)
+        filler = dict(document["entries"][0], frames=["x" * 200])
+        document["entries"] = [dict(filler, collective_seq_id=-n) for n in range(20_000, 0, -1)] + document["entries"]
+        data = json.dumps(document).encode() if pack == "json" else pickle.dumps(json.loads(json.dumps(document)), protocol=2)
+        (tmp_path / f"fr_rank_{rank}").write_bytes(data)
+        assert len(data) > 1 << 20
+    case = read_paths([tmp_path])
+    assert sorted((d.rank, d.entries[-1].operation) for d in case.flights) == [(0, "all_reduce"), (1, "all_gather")]
