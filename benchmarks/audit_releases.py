@@ -1,8 +1,8 @@
 """The figures of docs/audit.md: every release from 0.19.1 on, audited; time, memory and the table. Or the fingerprints of known
 builds.
 
-    python -m benchmarks.audit_releases 'vllm>=0.19.1,<0.34' --out table.txt
-    python -m benchmarks.audit_releases --fingerprints > forensics/audit/known_builds_data.py
+    python benchmarks/audit_releases.py 'vllm>=0.19.1,<0.34' --out table.txt
+    python benchmarks/audit_releases.py --fingerprints > forensics/audit/known_builds_data.py
 
 Run from a checkout with the package importable. Needs the package index (about 60 MB a release) unless the cache has the releases.
 """

@@ -34,9 +34,8 @@ def register(app: typer.Typer) -> None:
     ) -> int:
         """Is this build affected by vLLM #51593, and does it wedge the way the server is started?
 
-        The machine code is executed over solver terms: VULNERABLE comes with a length that is then run on the CPU ground and must
-        deadlock;
-        PROVED means that no such length exists.
+        The machine code is executed over solver terms: VULNERABLE comes with a length, which is then run on the CPU ground and
+        must deadlock; PROVED means that no such length exists.
 
         Exit status: 0 nothing at or above --fail-on, 3 vulnerable, 5 could not tell.
         """

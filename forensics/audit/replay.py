@@ -60,7 +60,7 @@ class Replayer:
         if witness is None:
             return None, "no witness"
         if finding.question == "bounds" and finding.word == "VULNERABLE":
-            return None, "not replayed: the machine code's own decisions differ"
+            return None, "needs no run: the code itself sends that length, which the row cannot have, past the bound"
         key = content_key(
             "replay",
             _machine_version(),

@@ -144,7 +144,7 @@ def test_a_broken_library_of_a_process(tmp_path: Path) -> None:
     library = tmp_path / "vllm" / "_C.abi3.so"
     library.parent.mkdir()
     library.write_bytes(b"\x7fELF\x02\x01\x01" + b"\0" * 57)
-    with pytest.raises(CubinError, match="_C.abi3.so"):
+    with pytest.raises(CubinError, match=r"_C\.abi3\.so"):
         open_target("77", process=ProcessView(77, (str(library),)))
 
 
