@@ -149,8 +149,9 @@ class Maker:
         if leaf.size is None or leaf.size > _LARGE:
             whole = target.with_name(target.name + ".whole")
             with whole.open("wb") as out:
-                cut = cut_text(lines, out, _FIRST_CUT, cited)
-            how = "redacted and cut" if cut else how
+                moved = cut_text(lines, out, _FIRST_CUT, cited)
+            if moved is not None:
+                how, cited = "redacted and cut", moved
             with whole.open("rb") as stream, target.open("wb") as out:
                 self._redact(lines_of(stream), out, final)
             whole.unlink()
@@ -260,7 +261,8 @@ class Maker:
         cut = SMALLER[made.steps]
         smaller = made.place.with_name(made.place.name + f".{made.steps}")
         with made.place.open("rb") as stream, smaller.open("wb") as out:
-            cut_text(lines_of(stream), out, cut, made.cited)
+            moved = cut_text(lines_of(stream), out, cut, made.cited)
+        made.cited = made.cited if moved is None else moved
         made.steps += 1
         made.place = smaller
         made.how = "redacted and cut"

@@ -8,7 +8,7 @@ verdict cites; each gap is one line that gives the numbers of the lines left out
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -90,47 +90,67 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[str, int]]:
         yield "".join(held), first
 
 
-def cut_text(lines: Iterator[str], out: BinaryIO, cut: Cut, cited: Collection[int] = ()) -> bool:
-    """Write what stays of a text; whether anything was left out. ``cited``: numbers of lines whose neighbourhood stays."""
-    near = {around for line in list(cited)[:2000] for around in range(line - _AROUND, line + _AROUND + 1)}
-    write = _writer(out)
-    written = 0
-    tail: deque[tuple[int, bytes]] = deque()
-    held = 0
-    gap: list[int] = []
-    left_out = False
+def cut_text(lines: Iterator[str], out: BinaryIO, cut: Cut, cited: Collection[int] = ()) -> frozenset[int] | None:
+    """Write what stays of a text. ``cited``: numbers of lines whose neighbourhood stays.
 
-    def flush_gap() -> None:
-        nonlocal left_out
-        if gap:
-            left_out = True
-            write(f"[… lines {gap[0]} to {gap[1]} ({gap[2]} bytes) were left out of this bundle …]\n".encode())
-            gap.clear()
-
-    for number, line in enumerate(lines, 1):
-        raw = line.encode("utf-8", "surrogateescape")
-        if written < cut.head:
-            write(raw)
-            written += len(raw)
-            continue
-        tail.append((number, raw))
-        held += len(raw)
-        while held > cut.tail and tail:
-            old, data = tail.popleft()
-            held -= len(data)
-            if old in near:
-                flush_gap()
-                write(data)
-            elif gap:
-                gap[1] = old
-                gap[2] += len(data)
-            else:
-                gap[:] = [old, old, len(data)]
-    flush_gap()
-    for _, data in tail:
-        write(data)
-    return left_out
+    Returns the cited lines' numbers in what was written, None if nothing was left out.
+    """
+    return _Cutter(out, cut, frozenset(list(cited)[:2000])).run(lines)
 
 
-def _writer(out: BinaryIO) -> Callable[[bytes], int]:
-    return out.write
+class _Cutter:
+    def __init__(self, out: BinaryIO, cut: Cut, cited: frozenset[int]) -> None:
+        self._out = out
+        self._cut = cut
+        self._cited = cited
+        self._near = {around for line in cited for around in range(line - _AROUND, line + _AROUND + 1)}
+        self._gap: list[int] = []
+        self._written = 0
+        self._bytes = 0
+        self._moved: set[int] = set()
+        self._left_out = False
+
+    def run(self, lines: Iterator[str]) -> frozenset[int] | None:
+        tail: deque[tuple[int, bytes]] = deque()
+        held = 0
+        for number, line in enumerate(lines, 1):
+            raw = line.encode("utf-8", "surrogateescape")
+            if self._bytes < self._cut.head:
+                self._line(number, raw)
+                continue
+            tail.append((number, raw))
+            held += len(raw)
+            while held > self._cut.tail and tail:
+                old, data = tail.popleft()
+                held -= len(data)
+                self._old(old, data)
+        self._end_gap()
+        for number, data in tail:
+            self._line(number, data)
+        return frozenset(self._moved) if self._left_out else None
+
+    def _line(self, number: int, raw: bytes) -> None:
+        self._out.write(raw)
+        self._written += 1
+        self._bytes += len(raw)
+        if number in self._cited:
+            self._moved.add(self._written)
+
+    def _old(self, number: int, data: bytes) -> None:
+        """A line that fell out of the tail: kept beside a cited line, else part of a gap."""
+        if number in self._near:
+            self._end_gap()
+            self._line(number, data)
+        elif self._gap:
+            self._gap[1] = number
+            self._gap[2] += len(data)
+        else:
+            self._gap = [number, number, len(data)]
+
+    def _end_gap(self) -> None:
+        if self._gap:
+            first, last, size = self._gap
+            self._gap = []
+            self._left_out = True
+            self._written += 1
+            self._out.write(f"[… lines {first} to {last} ({size} bytes) were left out of this bundle …]\n".encode())

@@ -70,7 +70,7 @@ _MOST_LINES = 40
 
 @functools.cache
 def protected_words() -> frozenset[str]:
-    """Words that are never taken for a name: the table's, and every word that the log reader's patterns know."""
+    """Words that are replaced nowhere but where something marks them as a name: those that the log reader's patterns know."""
     from ..forensics.evidence.engine_log import EVENTS
 
     known = {word for pattern in EVENTS.values() for word in re.findall(r"[a-z]{3,}", pattern.pattern.lower())}
@@ -166,7 +166,7 @@ class Redactor:
     def _know(self, kind: str, name: str, *, sure: bool = False) -> None:
         """Remember a name for the second pass, if it is distinctive enough to be replaced wherever it stands."""
         lowered = name.lower().strip(".-_")
-        if kind in self._keep or not self.is_name(lowered) or len(self._names) >= _MOST_NAMES:
+        if kind in self._keep or not self.is_name(lowered) or lowered in protected_words() or len(self._names) >= _MOST_NAMES:
             return
         plain = re.fullmatch(r"[a-z]+", lowered) is not None
         if sure or kind == "users" or not plain:
@@ -180,7 +180,7 @@ class Redactor:
         """Whether a word can be somebody's name: no word of the trade, no public host, no number or version."""
         return (
             2 < len(lowered) <= 253
-            and lowered not in protected_words()
+            and lowered not in PROTECTED
             and lowered not in self._keep_texts
             and not is_public_host(lowered)
             and not lowered.isdigit()
@@ -248,7 +248,7 @@ class Redactor:
         if not self._sealed:
             self.seal()
         if "\x1b" in text:
-            text = _ANSI.sub("", text)
+            text = _ANSI.sub("", text).replace("\x1b", "")
         lines = Lines(text, first_line)
         lowered = text.lower()
         if "prompts" not in self._keep:

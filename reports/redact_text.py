@@ -105,9 +105,12 @@ class Lines:
         """The line of a match; matches of one pass come in order, so each newline is counted once."""
         if self._first <= 0:
             return 0
+        start = match.start()
+        if "value" in match.re.groupindex and match.start("value") >= 0:
+            start = match.start("value")  # a rule may begin at the line end before its value
         text, at, count = self._last
-        if match.string is not text or match.start() < at:
+        if match.string is not text or start < at:
             text, at, count = match.string, 0, 0
-        count += text.count("\n", at, match.start())
-        self._last = (text, match.start(), count)
+        count += text.count("\n", at, start)
+        self._last = (text, start, count)
         return self._first + count

@@ -37,7 +37,7 @@ def fitted(text: str, width: float, size: float) -> str:
     shown = visible(text, limit=_LONGEST)
     if text_width(shown, size) <= width:
         return shown
-    room = width - size
+    room = width - size * _glyph("…")
     kept = 0
     for char in shown:
         room -= size * _glyph(char)

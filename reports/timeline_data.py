@@ -149,7 +149,7 @@ def _moment(entry: Any) -> float | None:
     """When an entry of the diagnosis's timeline happened, seconds since 1970; None if it does not say."""
     if not isinstance(entry, Mapping):
         return None
-    return next((found for key in ("at", "when", "time", "seconds") if (found := _epoch(entry.get(key))) is not None), None)
+    return next((found for key in ("seconds", "at", "when", "time") if (found := _epoch(entry.get(key))) is not None), None)
 
 
 def _text(value: Any, limit: int = _MOST_TEXT) -> str:
