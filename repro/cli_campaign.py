@@ -1,0 +1,54 @@
+"""The verbs about many trials: verify, hunt, minimise, bisect."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import Common, PlanFlags, flags
+
+__all__ = ["register"]
+
+_KERNEL = "A further kernel, two rows: builtin:VARIANT, vllm==0.27.1, installed, a .whl, .so or .cubin. May be repeated."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    _verify(app)
+
+
+def _verify(app: typer.Typer) -> None:
+    @app.command(short_help="Prove a fix: neither, producer only, consumer only, both; with stated error rates.")
+    @flags(Common, PlanFlags)
+    def verify(
+        common: Common,
+        plan: PlanFlags,
+        scenario: Annotated[str, typer.Argument(help="The scenario, e.g. drain.", metavar="SCENARIO")],
+        on: Annotated[str | None, typer.Option("--on", help="Ground: gpu or cpu.")] = None,
+        unfixed: Annotated[str, typer.Option("--unfixed", help="The kernel of rows without the consumer fix.")] = "builtin",
+        fixed: Annotated[str, typer.Option("--fixed", help="The kernel of rows with the consumer fix.")] = "builtin:guard",
+        kernel: Annotated[list[str] | None, typer.Option("--kernel", help=_KERNEL)] = None,
+        arch: Annotated[str | None, typer.Option("--arch", help="With --on cpu: architecture, e.g. sm_120.")] = None,
+        device: Annotated[str | None, typer.Option("--device", help="GPU number; with --on cpu the GPU to stand for.")] = None,
+        schedule: Annotated[str, typer.Option("--schedule", help="With --on cpu: smallest-pc, random or priority.")] = "smallest-pc",
+        alpha: Annotated[float, typer.Option("--alpha", help="Chance that a healthy row is called HANGS, per row.")] = 0.01,
+        beta: Annotated[float, typer.Option("--beta", help="Chance that a row with --hazard or more is called CLEAN.")] = 0.01,
+        hazard: Annotated[float, typer.Option("--hazard", help="Smallest hang hazard per window worth finding.")] = 0.1,
+        trials: Annotated[int, typer.Option("--trials", help="Trials of a row at most.", min=1, max=1_000_000)] = 400,
+        min_trials: Annotated[int, typer.Option("--min-trials", help="Trials of a row at least.", min=1, max=1_000_000)] = 20,
+        ablate: Annotated[bool, typer.Option("--ablate", help="Turn each condition off in turn instead.")] = False,
+        share: Annotated[bool, typer.Option("--share", help="Use a GPU that holds somebody's process.")] = False,
+    ) -> int:
+        """Which fix ends the hang, and is each enough alone? A row per combination, as many trials as the test needs.
+
+        A row in which no trial reached the danger window is INCONCLUSIVE. With --out DIR: verify.md and verify.json.
+
+        Exit status: 0 it hangs without a fix and not with both, 3 a repaired row hangs, 5 open.
+        """
+        from .campaign.verify_run import VerifyFlags, run_verify
+
+        asked = VerifyFlags(
+            on, unfixed, fixed, tuple(kernel or ()), arch, device, schedule, alpha, beta, hazard, trials, min_trials, ablate, share
+        )
+        return run_verify(scenario, common, plan, asked)
