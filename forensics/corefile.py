@@ -121,6 +121,7 @@ class _Reader:
         self.warps = 0
         self.lanes = 0
         self.clusters: dict[tuple[int, int], Dim3] = {}
+        self.shared: dict[tuple[int, int], int] = {}
         self.code = CodeFinder(sections)
 
     def read(self) -> CoreDump:
@@ -247,7 +248,8 @@ class _Reader:
             cluster = self.clusters.get((grid.device, v["grid"]), cluster)
         return GridState(
             grid.device, v["grid"], name, (v["grid_x"], v["grid_y"], v["grid_z"]), (v["block_x"], v["block_y"], v["block_z"]),
-            tuple(ctas), cluster, params, grid.code,
+            tuple(ctas), cluster, params, grid.code, shared_bytes=self.shared.get((grid.device, v["grid"])),
+            registers=v["registers"] or None,
         )  # fmt: skip
 
     # --- resident blocks -----------------------------------------------------------------------------------------------------
@@ -293,6 +295,8 @@ class _Reader:
                 self.s.note("further warps", f"more than {limits.MAX_WARPS}")
                 break
             self.warps += 1
+            if grid is not None and values.get("shared_bytes"):
+                self.shared.setdefault((grid.device, grid.values["grid"]), values["shared_bytes"])
             lanes = self._lane_states(table, index, values, where, grid)
             active = [lane for lane in lanes if values["active"] >> lane.lane & 1] or lanes
             uniform = self._words(self.s.child(Kind.UNIFORM_REGISTERS, table, index))

@@ -44,6 +44,7 @@ __all__ = ["CoreOptions", "write_core"]
 _EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 _SHDR = struct.Struct("<IIQQQQIIQQ")
 _GRID_ACTIVE = 2
+_SHF_ALLOC = 2
 _ENTRY_BASE = 0x7F00_0000_0000
 
 
@@ -114,7 +115,7 @@ class _Writer:
         self.stream.seek(self.at)
         if not isinstance(content, int):
             self.stream.write(content)
-        self.headers.append(_SHDR.pack(self.name_at[name], kind, 0, address, self.at, size, link, info, align, entsize))
+        self.headers.append(_SHDR.pack(self.name_at[name], kind, _SHF_ALLOC, address, self.at, size, link, info, align, entsize))
         self.at += size
         return len(self.headers) - 1
 
@@ -152,7 +153,7 @@ class _Writer:
             generator_at=self._string(generator), driver_major=o.driver[0], driver_minor=o.driver[1], cuda_major=o.cuda[0],
             cuda_minor=o.cuda[1], flags=o.flags, timestamp=o.timestamp,
         )  # fmt: skip
-        self._table(META, "", [meta])
+        self._part(Kind.METADATA, "", meta)  # without a row size, as driver 580 writes it
         for index, (address, content) in enumerate(sorted(self._memory().items())):
             self._part(Kind.GLOBAL_MEMORY, f".{index}", content, address=address)
         ordinals = sorted({*self.state.devices, *(grid.device for grid in self.state.grids)})
@@ -219,7 +220,7 @@ class _Writer:
 
     def _grid_row(self, grid: GridState, context: int, module: int, entry: int) -> bytes:
         sm = self.state.devices.get(grid.device, ("", None, None))[1] or 0
-        registers = max(
+        registers = grid.registers or max(
             (len(lane.registers or ()) for cta in grid.ctas or () for warp in cta.warps for lane in warp.lanes), default=0
         )
         return GRID.pack(
@@ -243,7 +244,7 @@ class _Writer:
             rows = [self._cta_row(grid, cta) for grid, cta in own]
             ctas = self._table(CTA, f"{tag}.sm{sm}", rows, link=table, info=sm)
             for row, (grid, cta) in enumerate(own):
-                self._warps(f"{tag}.sm{sm}.cta{row}", ctas, row, cta, entries.get(grid.grid_id, 0))
+                self._warps(f"{tag}.sm{sm}.cta{row}", ctas, row, cta, entries.get(grid.grid_id, 0), grid.shared_bytes or 0)
 
     def _cta_row(self, grid: GridState, cta: CtaState) -> bytes:
         cluster = cta.cluster_idx or (0, 0, 0)
@@ -253,10 +254,10 @@ class _Writer:
             cluster_dim_x=grid.cluster_dim[0], cluster_dim_y=grid.cluster_dim[1], cluster_dim_z=grid.cluster_dim[2],
         )  # fmt: skip
 
-    def _warps(self, tag: str, ctas: int, row: int, cta: CtaState, entry: int) -> None:
+    def _warps(self, tag: str, ctas: int, row: int, cta: CtaState, entry: int, shared: int) -> None:
         rows = [
             WARP.pack(
-                warp=warp.warp, valid=warp.valid_mask, active=warp.active_mask, cbu_active=warp.active_mask,
+                warp=warp.warp, valid=warp.valid_mask, active=warp.active_mask, cbu_active=warp.active_mask, shared_bytes=shared,
                 registers=max((len(lane.registers or ()) for lane in warp.lanes), default=0),
             )
             for warp in cta.warps

@@ -169,7 +169,8 @@ class _Parser:
         for mark, what, why, remedy in REFUSALS:
             if mark in line:
                 self.seen = True
-                item = Unread(what, why, remedy)
+                said = f"{why}: {line.strip()[:200]}" if mark == "CUDBG_ERROR_" else why
+                item = Unread(what, said, remedy)
                 if item not in self.unread:
                     self.unread.append(item)
         found = EXCEPTION.search(line)

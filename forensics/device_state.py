@@ -80,7 +80,8 @@ class GridState:
 
     ``code`` None: the machine code is not in the evidence. ``sass``: instead of code, disassembled text lines by byte offset
     (a debugger transcript has only those; where the function's start is not known, by address). ``complete``: whether ``ctas``
-    lists every resident CTA of the launch.
+    lists every resident CTA of the launch. ``shared_bytes``: shared memory that one CTA holds, with what the system reserves;
+    ``registers``: per thread; None: not read.
     """
 
     device: int
@@ -94,6 +95,8 @@ class GridState:
     code: CodeImage | None = None
     sass: Mapping[int, str] = field(default_factory=dict)
     complete: bool = True
+    shared_bytes: int | None = None
+    registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

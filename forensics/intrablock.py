@@ -90,14 +90,19 @@ def _cluster(view: GridView) -> IntraBlock | None:
     size = dim[0] * dim[1] * dim[2]
     if not here:
         return None
-    waiting = {cta.linear for cta in here}
+    arrived = {cta.linear for cta in here if len(_standing(cta.points, "cluster-barrier")) == len(cta.points)}
     for cta in here:
         first = cta.linear - cta.linear % max(size, 1)
-        peers = [other for other in view.ctas if size > 1 and first <= other.linear < first + size and other.linear not in waiting]
-        if any(peer.kind == "running" for peer in peers):
+        mates = [other for other in view.ctas if first <= other.linear < first + size]
+        late = [other for other in mates if other.linear not in arrived]
+        if size <= 1 or any(mate.kind == "running" for mate in late):
             continue
-        if peers or (size > 1 and len([o for o in view.ctas if first <= o.linear < first + size]) < size):
-            what = f"block {peers[0].block[0]} is {peers[0].kind}" if peers else "its peer is not resident"
+        gone = len(mates) < size
+        if late or gone:
+            what = (
+                f"block {late[0].block[0]} of its cluster is {late[0].kind}" if late else "a block of its cluster is not resident"
+            )
             text = f"block {cta.block[0]} of {readable_name(view.grid.kernel)} waits at the cluster barrier, and {what}"
-            return IntraBlock(base_name(view.grid.kernel), "cluster-peer", text, True)
+            polls = any(mate.kind in ("spinning", "leaving") for mate in late)
+            return IntraBlock(base_name(view.grid.kernel), "cluster-peer", text, not polls)
     return None

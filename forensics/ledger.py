@@ -7,15 +7,17 @@ dispatch (lower block numbers start first), from room on the device, from what t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import KernelNotFoundError
 from ..kernels.abi import RADIX_THRESHOLD, ROW_STATE_SIZE, Field, TopKParams, row_state_field
 from ..kernels.devices import arch_limits
 from . import limits
 from .barrier import CtaView, GridView, PolledWait
-from .device_state import DeviceState
+from .device_state import DeviceState, GridState
 from .identity import base_name
 
 __all__ = ["Fate", "GroupModel", "Ledger", "Place", "Room", "build_ledger", "group_model", "place_of", "room_on"]
@@ -165,12 +167,8 @@ def room_on(state: DeviceState, view: GridView) -> Room:
     if any(grid.ctas is None or not grid.complete for grid in grids):
         return Room("unknown", "not all resident blocks of the device are known", False)
     _, sm, sms = state.devices.get(device, ("", None, None))
-    per_sm: dict[int | None, list[int]] = {}
-    for grid in grids:
-        threads = grid.block_dim[0] * grid.block_dim[1] * grid.block_dim[2]
-        for cta in grid.ctas or ():
-            per_sm.setdefault(cta.sm, []).append(threads)
-    resident = sum(len(blocks) for blocks in per_sm.values())
+    per_sm = Counter(cta.sm for grid in grids for cta in grid.ctas or ())
+    resident = per_sm.total()
     if None in per_sm or not sms:
         if resident < (sms or _FEWEST_SMS) and state.origin != "interpreted":
             few = "only 1 block is" if resident == 1 else f"only {resident} blocks are"
@@ -178,23 +176,43 @@ def room_on(state: DeviceState, view: GridView) -> Room:
         return Room("unknown", "which SM holds which block is not known", False)
     if len(per_sm) < sms:
         return Room("free", f"{sms - len(per_sm)} of {sms} SMs hold no block")
-    own = view.grid.block_dim[0] * view.grid.block_dim[1] * view.grid.block_dim[2]
-    most = _threads_per_sm(sm)
-    if most is not None and all(sum(threads) + own > most for threads in per_sm.values()):
-        return Room("full", f"no SM has room for {own} more threads ({resident} blocks on {sms} SMs, {most} threads an SM)")
-    if len({len(blocks) for blocks in per_sm.values()}) == 1:
+    filled = _filled(grids, view.grid, sm, sms)
+    if filled:
+        return Room("full", f"no SM has {filled} for another block ({resident} blocks on {sms} SMs)")
+    if len(set(per_sm.values())) == 1:
         each = resident // sms
         return Room("full", f"every one of {sms} SMs holds {each} block{'s' if each > 1 else ''}", False)
     return Room("unknown", f"{resident} blocks are spread unevenly over {sms} SMs", False)
 
 
-def _threads_per_sm(sm: int | None) -> int | None:
-    from ..errors import KernelNotFoundError
+def _filled(grids: Sequence[GridState], own: GridState, sm: int | None, sms: int) -> str:
+    """The resource that every SM lacks for one more block of ``own``: threads, registers or shared memory; "" if none is known to.
 
+    Limits: CUDA C++ Programming Guide, per compute capability; registers are allocated per warp in units of 256.
+    """
     try:
-        return arch_limits(sm).max_threads_per_sm if sm else None
+        most = arch_limits(sm) if sm else None
     except KernelNotFoundError:
-        return None
+        most = None
+    if most is None:
+        return ""
+    have = {"threads": most.max_threads_per_sm, "registers": most.registers_per_sm, "shared memory": most.smem_per_sm}
+    used: dict[int | None, Counter[str]] = {}
+    for grid in grids:
+        for cta in grid.ctas or ():
+            used.setdefault(cta.sm, Counter()).update(_need(grid))
+    if len(used) < sms:
+        return ""
+    need = _need(own)
+    lacking = [word for word in have if need[word] and all(held[word] + need[word] > have[word] for held in used.values())]
+    return " and ".join(lacking)
+
+
+def _need(grid: GridState) -> Counter[str]:
+    """What one block of a grid takes of an SM; what is not known counts as nothing."""
+    threads = grid.block_dim[0] * grid.block_dim[1] * grid.block_dim[2]
+    per_warp = -(-(grid.registers or 0) * 32 // 256) * 256
+    return Counter({"threads": threads, "registers": per_warp * -(-threads // 32), "shared memory": grid.shared_bytes or 0})
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

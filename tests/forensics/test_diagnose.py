@@ -408,6 +408,9 @@ def test_cluster_peer(kernels: Any) -> None:
     found = diagnose_state(state, ground="gpu")
     assert verdict(found)[:2] == ("gpu-barrier-intra-block", "cluster-peer")
     assert len(found.waits) == 1
+    assert diagnose_state(state, ground="file").outcome == "inconclusive", "the peer polls a flag that somebody may write"
+    alone = at(kernels, "cluster_peer_stuck", {0: line_of("UCGABAR_WAIT")}, grid=2, cluster_dim=(2, 1, 1))
+    assert verdict(diagnose_state(alone, ground="file"))[:2] == ("gpu-barrier-intra-block", "cluster-peer")
 
 
 def test_cta_barrier_alone_is_no_hang(scene: Any) -> None:

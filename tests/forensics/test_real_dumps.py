@@ -30,7 +30,7 @@ VERDICTS: dict[str, tuple[tuple[str, str | None], tuple[str, str | None]]] = {
     "crossrank": (("unknown", None), ("gpu-kernel-stuck", None)),
     "named-barrier": (("gpu-barrier-intra-block", "named-barrier"), ("gpu-barrier-intra-block", "named-barrier")),
     "mbarrier-phase": (("unknown", None), ("gpu-barrier-intra-block", "phase-wait")),
-    "cluster-peer": (("gpu-barrier-intra-block", "cluster-peer"), ("gpu-barrier-intra-block", "cluster-peer")),
+    "cluster-peer": (("unknown", None), ("gpu-barrier-intra-block", "cluster-peer")),
 }
 
 pytestmark = pytest.mark.skipif(not FIXTURES, reason="no core dumps of a real GPU in tests/fixtures/cores")
