@@ -72,4 +72,4 @@ def fit(pieces: Sequence[Piece], limit: int, shrink: Callable[[str], int | None]
             total -= worst.packed
             del kept[worst.name]
             decisions[worst.name] = Decision(worst.name, "dropped", "the size limit")
-    return [piece for piece in pieces if piece.name in kept], [decisions[name] for name in sorted(decisions)]
+    return [kept[piece.name] for piece in pieces if piece.name in kept], [decisions[name] for name in sorted(decisions)]

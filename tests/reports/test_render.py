@@ -82,7 +82,7 @@ KEYS = (
     st.dictionaries(st.sampled_from(KEYS), anything, max_size=5),
     st.dictionaries(st.sampled_from(["environment", "versions", "kernel", "command", "seconds"]), anything),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_report_is_rendered_whatever_the_further_keys_hold(extra: dict[str, Any], run: dict[str, Any]) -> None:
     verdict = Verdict.model_validate({"class": "gpu-kernel-stuck"})
     diagnosis = Diagnosis.model_validate({"outcome": "hang", "ground": "gpu", "verdict": verdict, **extra})
