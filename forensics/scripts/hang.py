@@ -142,7 +142,9 @@ def polled_address(code: str) -> tuple[int | None, str]:
     for wanted in (base, base + 1):
         source = f"R{wanted}"
         for where, text in reversed(lines):
-            if where >= at:
+            # Only a base that the load itself overwrites is followed back: any other still holds what the load used, while
+            # what it was copied from before the loop may have changed since.
+            if where >= at or wanted != target:
                 continue
             move = MOVE.match(text.strip())
             if move and int(move.group(1)) == wanted:

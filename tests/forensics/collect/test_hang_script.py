@@ -98,7 +98,7 @@ def test_it_reads_everything_of_the_waiting_block(source: Callable[..., tuple[Fa
     assert "cuda kernel 0 block (12,0,0) thread (0,0,0)" in module.asked
     assert "(cuda-gdb) info cuda warps" in text
     assert "(cuda-gdb) info registers" in text
-    assert "dsv4-repro: polled word at 0x7fd67be89668 (UR12:R6 + 0xc08, load at 0x7ff0)" in text
+    assert "dsv4-repro: polled word at 0x7fd67be89668 (R5:R6 + 0xc08, load at 0x7ff0)" in text
     assert "(cuda-gdb) print *(@global int*)0x7fd67be89668\n$1 = 1" in text
     assert "(cuda-gdb) x/14xw $_cuda_const_bank(0,0x210)" in text
     assert text.index("stage reading") < text.index("info cuda devices") < text.index("stage detaching") < text.index("stage done")
@@ -123,7 +123,7 @@ def test_it_detaches_when_told_and_reads_the_words_it_is_given(source: Callable[
             REGISTERS,
             "polled word not known: the load at 0x7ff0 overwrites",
         ),
-        (CODE_90, {key: value for key, value in REGISTERS.items() if key != "UR12"}, "polled word not known: UR12 cannot be read"),
+        (CODE_90, {key: value for key, value in REGISTERS.items() if key != "R6"}, "polled word not known: R6 cannot be read"),
         ("   0x8000 <k>:\tBAR.SYNC 0x0\n", REGISTERS, "polled word not known: no strong load"),
         ("", REGISTERS, "polled word not known: no strong load"),
     ],
