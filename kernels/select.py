@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import KernelNotFoundError
+from ..errors import KernelNotFoundError, ToolMissingError
 from .image import KernelImage
 
 __all__ = ["Selection", "select", "select_kernel"]
@@ -25,11 +25,12 @@ class Selection:
     release: str | None = None
 
 
-def select(spec: str, *, sm: int, top_k: int, vec: int, progress: Progress | None = None) -> Selection:
+def select(spec: str, *, sm: int, top_k: int, vec: int, progress: Progress | None = None, interpreted: bool = False) -> Selection:
     """The kernel that ``spec`` names, for a GPU of architecture ``sm`` (e.g. 120), k and vector width.
 
-    ``spec``: ``builtin``, ``builtin:VARIANT``, ``vllm==0.27.1``, ``installed``, or a path. Raises KernelNotFoundError,
-    UsageError, CubinError, DownloadError, ToolMissingError.
+    ``spec``: ``builtin``, ``builtin:VARIANT``, ``vllm==0.27.1``, ``installed``, or a path. ``interpreted``: where our own kernel
+    cannot be compiled here, the decoded code that ships with the package is taken (an image without a cubin). Raises
+    KernelNotFoundError, UsageError, CubinError, DownloadError, ToolMissingError.
     """
     if spec.partition(":")[0] == "builtin":
         from .build import builtin_image, parse_builtin
@@ -38,7 +39,17 @@ def select(spec: str, *, sm: int, top_k: int, vec: int, progress: Progress | Non
         if parsed is None:
             raise KernelNotFoundError(f"--kernel {spec[:120]!r} is no build of the builtin kernel")
         variant, settings = parsed
-        image = builtin_image(variant, sm, top_k, vec, settings=settings)
+        try:
+            image = builtin_image(variant, sm, top_k, vec, settings=settings)
+        except (ToolMissingError, KernelNotFoundError) as error:
+            kept = _shipped(variant, sm, top_k, vec) if interpreted and not settings else None
+            if kept is None:
+                raise
+            note = (
+                f"{kept.origin}: the decoded code for sm_{sm} that ships with this package ({error}); a core dump of this run "
+                "holds no machine code"
+            )
+            return Selection(kept, True, note)
         return Selection(image, True, f"{image.origin}: compiled here by NVRTC for sm_{sm}")
     from .shipped import shipped_kernels
 
@@ -49,6 +60,12 @@ def select(spec: str, *, sm: int, top_k: int, vec: int, progress: Progress | Non
     fit = f"code for sm_{sm}" if exact else f"no code for sm_{sm} itself; code for sm_{image.sm} is binary compatible and is taken"
     checked = f"; checked: {found.verified}" if found.verified and found.verified != "as given" else ""
     return Selection(image, exact, f"{image.origin}: {fit}, from {where}{checked}", found.release)
+
+
+def _shipped(variant: str, sm: int, top_k: int, vec: int) -> KernelImage | None:
+    from .sass.shipped import shipped_image
+
+    return shipped_image(variant, sm, top_k, vec)
 
 
 def select_kernel(spec: str, *, sm: int, top_k: int, vec: int, progress: Progress | None = None) -> KernelImage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..clock import SYSTEM, Clock, Deadline
-from ..errors import BudgetError, InconclusiveError
+from ..errors import InconclusiveError, MachineFaultError, UnknownInstructionError
 from ..forensics.collect import write_artefact
 from ..forensics.corefile import open_core
 from ..forensics.corewriter import CoreOptions, write_core
@@ -31,7 +31,7 @@ from ..kernels.sass.program import Program
 from ..kernels.sass.verdict import RunResult
 from ..scenarios.drain import DecodeStep
 from .ground import Artefact, CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
-from .interpreted_state import interpreted_state
+from .interpreted_state import fault_cause, interpreted_state, stop_document
 
 __all__ = ["CpuGround"]
 
@@ -56,7 +56,7 @@ class _Hang:
     size: _Size
     layer: int
     params: bytes
-    result: RunResult
+    result: RunResult | None
 
 
 class CpuGround:
@@ -69,7 +69,14 @@ class CpuGround:
         self._budget = budget
         self._sizes: dict[int, _Size] = {}
         self._hang: _Hang | None = None
+        self._stopped: _Hang | None = None
         self._machine: Machine | None = None
+        self._until = Deadline(float("inf"), clock)
+        self._slots: int | None = None
+
+    def bound(self, deadline: Deadline) -> None:
+        """When the run has to be over: no launch goes on after that."""
+        self._until = deadline
 
     # -- set-up --------------------------------------------------------------------------------------------------------------
 
@@ -81,7 +88,8 @@ class CpuGround:
         program = Program.from_image(request.kernel)
         launches = [plan for plan in request.launches.values() if plan.path == "persistent"]
         sms = int(options.get("sms") or (launches[0].num_sms if launches else 1))
-        slots = int(options.get("slots_per_sm") or (launches[0].occupancy if launches else 1))
+        self._slots = int(options["slots_per_sm"]) if options.get("slots_per_sm") else None
+        slots = self._slots or max((plan.occupancy for plan in launches), default=1)
         self._machine = Machine(
             program,
             sms=sms,
@@ -96,10 +104,16 @@ class CpuGround:
                 self._sizes[rows] = self._lay_out(plan)
         emit("interpreter", function=request.kernel.function, sm=request.kernel.sm, sms=sms, slots_per_sm=slots)
         description = f"interpreting {request.kernel.function} for sm_{request.kernel.sm}: {sms} SMs x {slots} CTA slots"
-        return Ready(
-            description,
-            {"device": self._device[0], "sm": request.kernel.sm, "sm_count": sms, "slots_per_sm": slots, "note": _INTERPRETED},
-        )
+        environment = {
+            "device": self._device[0],
+            "sm": request.kernel.sm,
+            "sm_count": sms,
+            "slots_per_sm": slots,
+            "schedule": str(options.get("schedule", "smallest-pc")),
+            "memory_checks": bool(options.get("checks", False)),
+            "note": _INTERPRETED,
+        }
+        return Ready(description, environment)
 
     def _lay_out(self, plan: LaunchPlan) -> _Size:
         memory = self._live().memory
@@ -123,7 +137,7 @@ class CpuGround:
     # -- steps ---------------------------------------------------------------------------------------------------------------
 
     def run_step(self, step: DecodeStep) -> StepOutcome:
-        """Interpret every layer of one decode step. BudgetError when a launch ends without an answer."""
+        """Interpret every layer of one decode step; ``unfinished`` when a launch ends without an answer."""
         size = self._sizes.get(step.graph_rows)
         if size is None:
             plan = self._request.launches.get(step.graph_rows)
@@ -131,7 +145,7 @@ class CpuGround:
             state: Literal["refused", "done"] = "refused" if plan is not None and plan.path == "refused" else "done"
             return StepOutcome(step.index, state, reasons=(why,), detail={"not_run": why})
         began = self._clock.monotonic()
-        self._hang = None
+        self._hang = self._stopped = None
         machine = self._live()
         machine.memory.write(size.lengths, np.array(step.lengths, dtype=np.int32))
         return self._layers_from(step, size, 0, began)
@@ -139,26 +153,33 @@ class CpuGround:
     def _layers_from(self, step: DecodeStep, size: _Size, first: int, began: float) -> StepOutcome:
         wrong: list[dict[str, Any]] = []
         padding: list[dict[str, Any]] = []
+        notes: list[str] = []
         warps = 0
         for layer in range(first, self._layers):
-            params, result = self._launch(step, size, layer)
+            params = self._params(step, size, layer)
+            try:
+                result = self._launch(size, params)
+            except (UnknownInstructionError, MachineFaultError) as error:
+                self._stopped = _Hang(step, size, layer, params, None)
+                state: Literal["fault", "unfinished"] = "fault" if isinstance(error, MachineFaultError) else "unfinished"
+                facts = {"kind": type(error).__name__, "warp_instructions": warps}
+                return StepOutcome(step.index, state, self._ms(began), layer, (str(error),), facts)
             warps += result.warp_instructions
+            notes += [note for note in result.notes[1:] if note not in notes]
             if result.kind in ("deadlock", "livelock"):
                 self._hang = _Hang(step, size, layer, params, result)
                 why = (f"{result.kind}, proven: {result.proof}",)
                 facts = {"kind": result.kind, "rounds": result.rounds, "warp_instructions": warps, "hang_to_verdict_ms": None}
                 return StepOutcome(step.index, "hung", self._ms(began), layer, why, facts)
-            if result.kind == "fault":
-                return StepOutcome(step.index, "fault", self._ms(began), layer, (result.proof,), {"warp_instructions": warps})
-            if result.kind == "budget":
-                raise BudgetError(
-                    f"step {step.index}, layer {layer}: {result.proof}; neither an end nor a deadlock was shown",
-                    help_text="Fewer rows or a shorter plan, or a larger --timeout.",
-                )
+            if result.kind != "completed":
+                self._stopped = _Hang(step, size, layer, params, result)
+                return self._stop(step, layer, result, warps, began)
             found = self._check(step, size, layer)
             wrong.extend(item for item in found if item["row"] < step.rows)
             padding.extend(item for item in found if item["row"] >= step.rows)
         detail: dict[str, Any] = {"rows_checked": self._layers * size.plan.rows, "warp_instructions": warps}
+        if notes:
+            detail["memory_checker"] = notes
         if padding:
             detail["padding_rows_wrong"] = sorted({item["row"] for item in padding})
         if wrong:
@@ -168,16 +189,37 @@ class CpuGround:
             )
         return StepOutcome(step.index, "done", self._ms(began), detail=detail)
 
-    def _launch(self, step: DecodeStep, size: _Size, layer: int) -> tuple[bytes, RunResult]:
+    def _stop(self, step: DecodeStep, layer: int, result: RunResult, warps: int, began: float) -> StepOutcome:
+        """A launch that neither completed nor hangs: an illegal access, or no answer within the budget."""
+        facts: dict[str, Any] = {"kind": result.kind, "warp_instructions": warps}
+        fault = result.fault
+        if fault is None:
+            why = result.proof
+            if self._until.expired:
+                why = f"the run's own deadline came first (--timeout {self._until.seconds:g})"
+            return StepOutcome(step.index, "unfinished", self._ms(began), layer, (why,), facts)
+        facts["fault"] = {
+            "kind": fault.kind, "space": fault.space, "address": f"{fault.address:#x}", "bytes": fault.size, "block": fault.block,
+            "thread": fault.thread, "pc_offset": fault.offset, "instruction": fault.text,
+        }  # fmt: skip
+        if fault.kind == "uninitialised":
+            facts["kind"] = fault.kind
+            return StepOutcome(step.index, "unfinished", self._ms(began), layer, (fault.message,), facts)
+        return StepOutcome(step.index, "fault", self._ms(began), layer, (fault.message,), {**facts, "cause": fault_cause(fault)})
+
+    def _params(self, step: DecodeStep, size: _Size, layer: int) -> bytes:
+        logits = size.logits[(step.index + layer) % ROTATION]
+        return size.plan.params(input=logits, output=size.outputs, lengths=size.lengths, row_states=size.states).pack()
+
+    def _deadline(self) -> Deadline:
+        return Deadline(min(self._request.step_timeout_s * 6, self._until.remaining()), self._clock)
+
+    def _launch(self, size: _Size, params: bytes) -> RunResult:
         machine, plan = self._live(), size.plan
-        params = plan.params(
-            input=size.logits[(step.index + layer) % ROTATION], output=size.outputs, lengths=size.lengths, row_states=size.states
-        ).pack()
+        machine.slots_per_sm = self._slots or max(plan.occupancy, 1)
         machine.memory.fill(size.states, plan.state_bytes, 0)  # as vLLM does before each launch from 0.20.2
         machine.memory.fill(size.outputs, 4 * plan.rows * plan.top_k, 0xFE)  # no kernel writes that: an unwritten row is seen
-        limit = Deadline(self._request.step_timeout_s * 6, self._clock)
-        result = machine.launch(plan.grid, THREADS_PER_CTA, params, plan.dynamic_smem, budget=self._budget, deadline=limit)
-        return params, result
+        return machine.launch(plan.grid, THREADS_PER_CTA, params, plan.dynamic_smem, budget=self._budget, deadline=self._deadline())
 
     def _check(self, step: DecodeStep, size: _Size, layer: int) -> list[dict[str, Any]]:
         plan = size.plan
@@ -199,10 +241,13 @@ class CpuGround:
     def capture(self, folder: Path, emit: Emit, *, allow_dump: bool, attach: bool = True) -> Sequence[CaptureOutcome]:
         """The row states and the stuck threads; with ``allow_dump`` the whole state as a core dump, read back from the file."""
         hang = self._hang
-        if hang is None:
+        if hang is None and self._stopped is None:
             why = Unread("machine state", "nothing hangs", "")
             return (CaptureOutcome("interpreter", "none", 0.0, unread=(why,)),)
         folder.mkdir(parents=True, exist_ok=True)
+        if hang is None or hang.result is None:
+            assert self._stopped is not None
+            return (self._capture_row_states(folder, self._stopped),)
         outcomes = [self._capture_row_states(folder, hang)]
         began = self._clock.monotonic()
         state = self._state(hang)
@@ -213,7 +258,7 @@ class CpuGround:
         try:
             write_core(path, state, CoreOptions(memory={hang.size.states: states}))
             with open_core(path) as dump:
-                state = dump.state
+                state = _with_text(dump.state, state)
         except OSError as error:
             gap = Unread("core dump", f"it could not be written: {error}", "Free some space and run again.")
             outcomes.append(CaptureOutcome("core_dump", "none", self._clock.monotonic() - began, state=state, unread=(gap,)))
@@ -240,6 +285,7 @@ class CpuGround:
         return counters
 
     def _state(self, hang: _Hang) -> DeviceState:
+        assert hang.result is not None
         return interpreted_state(
             self._live(), hang.result, self._request.kernel, hang.params, device=self._device, memory=self._counters(hang.size)
         )
@@ -249,31 +295,16 @@ class CpuGround:
         raw = self._live().memory.read(hang.size.states, hang.size.plan.state_bytes)
         binary = write_artefact(folder / "row_states.bin", raw)
         counters = self._counters(hang.size)
-        document = {
-            "address": hang.size.states,
-            "arrivals": list(counters.values()),
-            "exited": list(hang.result.exited),
-            "resident": [item.block for item in hang.result.resident],
-            "never_started": list(hang.result.never_started),
-            "proof": hang.result.proof,
-            "stuck": [
-                {
-                    "block": item.block,
-                    "pc_offset": item.pc,
-                    "state": item.state,
-                    "instruction": item.instruction,
-                    "threads": len(item.threads),
-                }
-                for item in hang.result.stuck
-            ],
-        }
+        document = {"address": hang.size.states, "arrivals": list(counters.values())}
+        if hang.result is not None:
+            document |= stop_document(hang.result)
         listed = write_artefact(folder / "interpreter.json", json.dumps(document, indent=1))
         return CaptureOutcome(
             "row_states",
             "none",
             self._clock.monotonic() - began,
             artefacts=(Artefact("row-states", binary, "interpreted"), Artefact("interpreter", listed, "interpreted")),
-            facts={key: document[key] for key in ("address", "arrivals", "resident", "never_started", "proof")},
+            facts={key: document[key] for key in ("address", "arrivals", "resident", "never_started", "proof") if key in document},
         )
 
     def row_states(self) -> Mapping[str, Any]:
@@ -291,7 +322,7 @@ class CpuGround:
         ``milliseconds`` is None: the interpreter has no device time.
         """
         hang = self._hang
-        if hang is None:
+        if hang is None or hang.result is None:
             return UnwedgeOutcome(False, False, address=address, value=value, why_not="nothing hangs")
         machine = self._live()
         end = hang.size.states + hang.size.plan.state_bytes
@@ -303,7 +334,7 @@ class CpuGround:
         while True:
             machine.poke(address, value)
             writes += 1
-            result = machine.resume(budget=self._budget)
+            result = machine.resume(budget=self._budget, deadline=self._deadline())
             if result.kind != "completed":
                 self._hang = _Hang(hang.step, hang.size, hang.layer, hang.params, result)
                 why = f"after the write: {result.kind}: {result.proof}"
@@ -330,5 +361,13 @@ class CpuGround:
         if machine is not None:
             machine.program.save_code()
         self._sizes.clear()
-        self._hang = None
+        self._hang = self._stopped = None
         return CloseOutcome("clean", None, "no device was used")
+
+
+def _with_text(read: DeviceState, written: DeviceState) -> DeviceState:
+    """What was read back from the dump, with the instructions as text where the run had no machine code to put into it."""
+    texts = {grid.grid_id: grid.sass for grid in written.grids if grid.code is None}
+    return replace(
+        read, grids=tuple(replace(grid, sass=texts[grid.grid_id]) if grid.grid_id in texts else grid for grid in read.grids)
+    )

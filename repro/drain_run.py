@@ -21,6 +21,7 @@ from .device_probe import describe_gpu
 from .drain_flags import build_plan, command_of, kernel_spec, parse_arch, parse_expectation
 from .exits import Expectation, exit_status
 from .grounds import choose_ground, grounds_here, make_ground, require_ground
+from .interpreted_device import SCHEDULES, machine_words, residency_notes
 from .kernel_choice import choose_kernel
 from .leftovers import mark_run
 from .narrate import first_lines, last_lines, progress_line
@@ -89,6 +90,15 @@ def _device(ground: str, flags: RunFlags) -> tuple[DeviceDescription, int]:
     return device, int(number)
 
 
+def _refuse_cpu_flags(flags: RunFlags, ground: str) -> None:
+    """Flags of the interpreted device mean nothing elsewhere; ignoring one would be a wrong answer to what was asked."""
+    given = [name for name in ("sms", "slots_per_sm") if getattr(flags, name) is not None]
+    given += [name for name, default in (("schedule", SCHEDULES[0]), ("checks", False)) if getattr(flags, name) != default]
+    if given:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{words}: only the interpreted device of --on cpu has that", help_text=f"It would run --on {ground}")
+
+
 def bound_diagnose(ground: str, plan: DrainPlan, prepared: PreparedRun) -> Diagnose:
     """``forensics.diagnose.diagnose_state`` with the ground and each step's facts."""
 
@@ -108,8 +118,8 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     from .machine import probe_machine
 
     expect = parse_expectation(flags.expect)
-    if flags.schedule not in ("smallest-pc", "random"):
-        raise UsageError(f"--schedule {flags.schedule[:40]}: it is smallest-pc or random")
+    if flags.schedule not in SCHEDULES:
+        raise UsageError(f"--schedule {flags.schedule[:40]}: it is {' or '.join(SCHEDULES)}")
     if flags.producer not in ("raw", "clamped"):
         raise UsageError(f"--producer {flags.producer[:40]}: it is raw or clamped")
     spec, library = kernel_spec(flags)
@@ -119,7 +129,9 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     device, ordinal = _device(ground, flags)
     require_ground(ground)
     screen.progress(f"getting the kernel {spec}")
-    chosen = choose_kernel(spec, device.sm, plan.top_k, vector_width(plan.width), progress=_fetching(screen))
+    chosen = choose_kernel(
+        spec, device.sm, plan.top_k, vector_width(plan.width), progress=_fetching(screen), interpreted=ground == "cpu"
+    )
     options = {"via": flags.via, "share": flags.share, "dump": flags.dump, "library": library, "trials": flags.trials}
     if ground == "cpu":
         options |= {"device_name": f"{device.name}, interpreted", "schedule": flags.schedule, "checks": flags.checks}
@@ -127,7 +139,9 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     prepared = prepare_drain(
         plan, ground, chosen, device, producer=cast("Producer", flags.producer), ordinal=ordinal, options=options
     )
-    notes = list(prepared.notes)
+    if ground != "cpu":
+        _refuse_cpu_flags(flags, ground)
+    notes = [*prepared.notes, *(residency_notes(prepared) if ground == "cpu" else ())]
     if flags.tp > 1:
         notes.append(f"--tp {flags.tp}: every rank launches the same top-k on the same lengths; on one GPU one rank is run")
     settings = RunSettings(
@@ -183,7 +197,7 @@ class _OnScreen:
 def _target(job: DrainJob) -> str:
     device = job.prepared.device
     if job.ground == "cpu":
-        return f"machine code of {device.arch}, instruction by instruction, as on a {device.name} ({device.num_sms} SMs)"
+        return f"machine code of {device.arch}, instruction by instruction, as on a {device.name} ({machine_words(job.prepared)})"
     return f"{device.name} ({device.arch}, {device.num_sms} SMs), GPU {job.prepared.request.device}"
 
 

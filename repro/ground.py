@@ -54,10 +54,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One decode step. ``hung`` comes with the watchdog's reasons, ``wrong`` with the rows whose set is not the reference's."""
+    """One decode step. ``hung`` comes with the watchdog's reasons, ``wrong`` with the rows whose set is not the reference's.
+
+    ``unfinished``: a budget or a deadline ended it, and neither an end nor a hang was shown. ``detail["kind"]``, where there is
+    one, says how sure: ``deadlock`` (proven), ``livelock`` (the state recurs: this schedule never ends), ``budget``, ``fault``,
+    ``uninitialised``.
+    """
 
     index: int
-    state: Literal["done", "hung", "wrong", "fault", "died", "refused"]
+    state: Literal["done", "hung", "wrong", "fault", "died", "refused", "unfinished"]
     milliseconds: float = 0.0
     layer: int | None = None
     reasons: tuple[str, ...] = ()

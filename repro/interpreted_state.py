@@ -7,15 +7,16 @@ is the active one and the lanes that wait for it are divergent; a warp whose lan
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from ..forensics.device_state import CodeImage, CtaState, DeviceState, GridState, LaneState, WarpState
 from ..kernels.image import KernelImage
 from ..kernels.sass.machine import Machine
-from ..kernels.sass.verdict import CtaSnapshot, RunResult
+from ..kernels.sass.verdict import CtaSnapshot, Fault, RunResult
 
-__all__ = ["interpreted_state"]
+__all__ = ["fault_cause", "interpreted_state", "stop_document"]
 
 _WARP = 32
 
@@ -51,6 +52,34 @@ def interpreted_state(
         devices={0: device},
         memory=dict(memory or {}),
     )
+
+
+def fault_cause(fault: Fault) -> str:
+    """The catalogue's cause of class ``gpu-fault``."""
+    return "misaligned" if fault.kind == "misaligned" else "illegal-access"
+
+
+def stop_document(result: RunResult) -> dict[str, Any]:
+    """How a launch ended and who stands where, for ``interpreter.json``: block numbers, PCs as byte offsets, thread counts."""
+    return {
+        "kind": result.kind,
+        "proof": result.proof,
+        "exited": list(result.exited),
+        "resident": [item.block for item in result.resident],
+        "never_started": list(result.never_started),
+        "warp_instructions": result.warp_instructions,
+        "notes": list(result.notes),
+        "stuck": [
+            {
+                "block": item.block,
+                "pc_offset": item.pc,
+                "state": item.state,
+                "instruction": item.instruction,
+                "threads": len(item.threads),
+            }
+            for item in result.stuck
+        ],
+    }
 
 
 def _cta(snapshot: CtaSnapshot, polling: set[tuple[int, int]]) -> CtaState:

@@ -27,14 +27,16 @@ class ChosenKernel:
     note: str = ""
 
 
-def choose_kernel(spec: str, sm: int, top_k: int, vec: int, *, progress: Progress | None = None) -> ChosenKernel:
-    """``builtin[:VARIANT]``, ``vllm==X``, ``installed`` or a path.
+def choose_kernel(
+    spec: str, sm: int, top_k: int, vec: int, *, progress: Progress | None = None, interpreted: bool = False
+) -> ChosenKernel:
+    """``builtin[:VARIANT]``, ``vllm==X``, ``installed`` or a path. ``interpreted``: decoded code alone will do.
 
     Raises KernelNotFoundError, UsageError, CubinError, DownloadError, ToolMissingError.
     """
     from ..kernels.select import select
 
-    found = select(spec, sm=sm, top_k=top_k, vec=vec, progress=progress)
+    found = select(spec, sm=sm, top_k=top_k, vec=vec, progress=progress, interpreted=interpreted)
     image = found.image
     if spec.partition(":")[0] == "builtin":
         return ChosenKernel(image, DEFAULT_PROFILE, image.guarded, "built so", found.note)

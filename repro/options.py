@@ -74,7 +74,10 @@ class RunFlags:
         int | None, typer.Option("--slots-per-sm", help="With --on cpu: CTAs that an SM holds at once.", min=1, max=64)
     ] = None
     schedule: Annotated[str, typer.Option("--schedule", help="With --on cpu: smallest-pc, or random (by --seed).")] = "smallest-pc"
-    checks: Annotated[bool, typer.Option("--checks", help="With --on cpu: check every memory access.")] = False
+    checks: Annotated[
+        bool,
+        typer.Option("--checks/--no-checks", help="With --on cpu: check every memory access (bounds, alignment, unwritten words)."),
+    ] = False
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size of the server.", min=1)] = 1
     producer: Annotated[str, typer.Option("--producer", help="raw (as before vLLM 0.28.0) or clamped.")] = "raw"
     trials: Annotated[int, typer.Option("--trials", help="Run the plan so many times.", min=1, max=1_000_000)] = 1

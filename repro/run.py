@@ -29,6 +29,8 @@ from .verdicts import (
     clean_diagnosis,
     completed,
     failed_diagnosis,
+    livelock,
+    stopped_diagnosis,
     stuck_counter,
     unfinished_diagnosis,
     unread_at_start,
@@ -56,6 +58,13 @@ class ReadsRowStates(Protocol):
     """A ground that can read the row states at once and without disturbance: asked at every hang that is only counted."""
 
     def row_states(self) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A ground that can end a step by itself: it is told when the run has to be over."""
+
+    def bound(self, deadline: Deadline) -> None: ...
 
 
 class Watcher(Protocol):
@@ -121,6 +130,7 @@ class _Run:
     result_hang: Diagnosis | None = None
     result_other: Diagnosis | None = None
     result_clean: Diagnosis | None = None
+    result_stopped: Diagnosis | None = None
     ready: Ready | None = None
     unwedge: UnwedgeOutcome | None = None
     closed: CloseOutcome | None = None
@@ -150,6 +160,8 @@ class _Run:
 
     def trial(self, number: int, deadline: Deadline) -> None:
         ground = self.open()
+        if isinstance(ground, Bounded):
+            ground.bound(deadline)
         reached: DecodeStep | None = None
         for step in self.request.steps:
             if deadline.expired:
@@ -196,6 +208,15 @@ class _Run:
         )
 
     def _failed(self, ground: Ground, step: DecodeStep, outcome: StepOutcome, *, reached: bool) -> None:
+        if outcome.state in ("fault", "unfinished") and not self.settings.dump_ends_context:
+            # The context is still there: where everybody stood is worth a file.
+            self._capture(ground, f"stopped-{self.tally.other + self.tally.unfinished + 1}", allow_dump=False, attach=False)
+        if outcome.state == "unfinished":
+            self.tally.unfinished += 1
+            if self.result_stopped is None:
+                self.result_stopped = stopped_diagnosis(ground.name, outcome, step, reached=reached)
+            self.close()
+            return
         self.tally.other += 1
         if self.result_other is None:
             self.result_other = failed_diagnosis(ground.name, outcome, step, reached=reached)
@@ -273,6 +294,8 @@ class _Run:
             diagnosis = unreadable_hang(ground.name, outcome, step, unread)
         else:
             diagnosis = self.diagnose(state, step=step, evidence=self.evidence(), unwedge=experiment)
+        if outcome.detail.get("kind") == "livelock":
+            diagnosis = livelock(diagnosis, outcome)
         return completed(diagnosis, window=window_of(step, reached=True), unread=unread)
 
     def _experiment(self, ground: Ground, address: int | None) -> UnwedgeOutcome:
@@ -338,7 +361,7 @@ class _Run:
             bounds=bounds_of(tally.hang, windows) if self.settings.trials > 1 else (),
         )
         name = self.request_ground()
-        diagnosis = self.result_hang or self.result_other or (None if tally.unfinished else self.result_clean)
+        diagnosis = self.result_hang or self.result_other or (self.result_stopped if tally.unfinished else self.result_clean)
         if diagnosis is None:
             diagnosis = unfinished_diagnosis(name, why_unfinished or "the run's own deadline came before an answer: --timeout")
         extra: dict[str, Any] = {"trials": counts.model_dump(mode="json")}

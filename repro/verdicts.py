@@ -17,6 +17,8 @@ __all__ = [
     "clean_diagnosis",
     "completed",
     "failed_diagnosis",
+    "livelock",
+    "stopped_diagnosis",
     "stuck_counter",
     "unfinished_diagnosis",
     "unread_at_start",
@@ -29,7 +31,7 @@ GroundName = Literal["server", "gpu", "cpu"]
 
 _FAILED: Mapping[str, tuple[str, str]] = {
     "wrong": ("wrong-result", "step {index}: the kernel finished with a wrong answer"),
-    "fault": ("gpu-fault", "step {index}: the GPU reported a fault"),
+    "fault": ("gpu-fault", "step {index}: {who} reported a fault"),
     "died": ("worker-dead", "step {index}: the process that ran the workload died"),
     "refused": ("launch-refused", "step {index}: the launch was refused"),
 }
@@ -76,13 +78,49 @@ def failed_diagnosis(ground: GroundName, outcome: StepOutcome, step: DecodeStep,
     cause = outcome.detail.get("cause")
     known = cause if isinstance(cause, str) and cause in CLASSES[class_][0] else None
     reasons = "; ".join(outcome.reasons)
-    text = sentence.format(index=outcome.index) + (f": {reasons}" if reasons else "")
+    who = "the interpreter" if ground == "cpu" else "the GPU"
+    text = sentence.format(index=outcome.index, who=who) + (f": {reasons}" if reasons else "")
     return Diagnosis(
         outcome=CLASSES[class_][1],
         ground=ground,
         verdict=_verdict(class_, "high", text, cause=known),
         window=window_of(step, reached=reached),
     )
+
+
+def stopped_diagnosis(ground: GroundName, outcome: StepOutcome, step: DecodeStep, *, reached: bool) -> Diagnosis:
+    """A step that a budget, a deadline or the memory checker ended: what was seen is no verdict about the kernel."""
+    reasons = "; ".join(outcome.reasons) or "no reason given"
+    if outcome.detail.get("kind") == "uninitialised":
+        sentence = (
+            f"step {outcome.index}: the memory checker stopped the kernel: {reasons}. A GPU goes on with whatever lies there, so "
+            "this run does not say whether the kernel hangs; without --checks it goes on"
+        )
+    else:
+        sentence = f"step {outcome.index} was stopped: {reasons}; neither an end nor a hang was shown"
+    return Diagnosis(
+        outcome="inconclusive",
+        ground=ground,
+        verdict=_verdict("unknown", "low", sentence),
+        window=window_of(step, reached=reached),
+    )
+
+
+def livelock(diagnosis: Diagnosis, outcome: StepOutcome) -> Diagnosis:
+    """A run that provably repeats itself is no proven wait: the weaker class, and in words what was shown and what was not."""
+    document = diagnosis.document()
+    seen = diagnosis.verdict
+    sentence = (
+        f"step {outcome.index}: {'; '.join(outcome.reasons)}; under this schedule it never ends, and that none other ends it "
+        "is not shown"
+    )
+    if seen.class_ not in ("unknown", "gpu-kernel-stuck"):
+        sentence += f". What the stopped threads look like: {seen.sentence}"
+    document["outcome"] = "hang"
+    document["verdict"] |= {
+        "class": "gpu-kernel-stuck", "cause": None, "confidence": "medium", "signature": None, "sentence": sentence,
+    }  # fmt: skip
+    return Diagnosis.model_validate(document)
 
 
 def unreadable_hang(ground: GroundName, outcome: StepOutcome, step: DecodeStep, unread: Sequence[Unread]) -> Diagnosis:
