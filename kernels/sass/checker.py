@@ -27,7 +27,11 @@ class IllegalAccessError(MachineFaultError):
 
 
 class AccessChecker:
-    """Bounds, alignment and reads of words that nobody wrote, for global, shared and local memory."""
+    """Bounds, alignment and reads of words that nobody wrote, for global, shared and local memory.
+
+    Local memory holds spilled registers, and a compiler may reload a slot that was never written where the value is not used
+    afterwards (the release cubins of vLLM do): such a load is a note, one for each instruction, and not a fault.
+    """
 
     def __init__(self, vector: ThreadVector, program: Program) -> None:
         self.vector = vector
@@ -35,6 +39,12 @@ class AccessChecker:
         self._first_shared = program.layout.shared_base // 4
         self.shared_written = np.zeros(len(vector.H), np.bool_)
         self._local_written: dict[int, npt.NDArray[np.bool_]] = {}
+        self._noted: dict[int, str] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was found and did not end the run."""
+        return tuple(self._noted.values())
 
     def reshaped(self, kept: npt.NDArray[np.intp], fresh: int) -> None:
         """The vector dropped all rows but ``kept`` and got ``fresh`` new ones."""
@@ -120,11 +130,16 @@ class AccessChecker:
                 else:
                     unwritten = np.zeros(len(word), np.bool_)
                     unwritten[chosen] = ~row[positions[chosen]]
-                    self._refuse(unwritten, "uninitialised", "local", addresses, positions, size, offset, how)
+                    if offset not in self._noted and unwritten.any():
+                        self._noted[offset] = self._fault(
+                            unwritten, "uninitialised", "local", addresses, positions, size, offset, how
+                        ).message
 
     def _refuse(self, bad: Any, kind: str, space: str, addresses: Any, positions: Any, size: int, offset: int, how: str) -> None:
-        if not bad.any():
-            return
+        if bad.any():
+            raise IllegalAccessError(self._fault(bad, kind, space, addresses, positions, size, offset, how))
+
+    def _fault(self, bad: Any, kind: str, space: str, addresses: Any, positions: Any, size: int, offset: int, how: str) -> Fault:
         first = int(np.flatnonzero(bad)[0])
         vector = self.vector
         position, address = int(positions[first]), int(addresses[first])
@@ -135,4 +150,4 @@ class AccessChecker:
             f"{kind} {space} {how} of {size} bytes at {address:#x}{place} by thread {thread} of CTA {block}"
             f"{f' and {int(bad.sum()) - 1} more' if int(bad.sum()) > 1 else ''}: {i.where(self.program.name)}"
         )
-        raise IllegalAccessError(Fault(kind, space, address, size, block, thread, offset, i.text, message))
+        return Fault(kind, space, address, size, block, thread, offset, i.text, message)

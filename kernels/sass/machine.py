@@ -301,7 +301,8 @@ class Machine:
 
     def _result(self, kind: Any, proof: str, *, spin: bool = False, fault: Fault | None = None) -> RunResult:
         self.program.save_code()
-        notes = ("sequentially consistent, in-order interpretation; no timing",)
+        checker = self._vector.checker
+        notes = ("sequentially consistent, in-order interpretation; no timing", *(checker.notes if checker is not None else ()))
         return RunResult(
             kind, proof, self._grid, self._threads, tuple(sorted(self._exited)), self.residents(),
             tuple(range(self._next_block, self._grid)), self._stuck() if kind != "completed" else (),

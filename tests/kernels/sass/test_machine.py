@@ -634,7 +634,6 @@ def test_one_machine_runs_many_launches() -> None:
         ("LDS R5, [R0.X4+0x400]", "uninitialised", "shared", 0),
         ("STS [R0.X16+0x700], R0", "out-of-bounds", "shared", 16),
         ("STS [R0.X4+0x300], R0", "out-of-bounds", "shared", 0),
-        ("LDL R5, [R0.X4]", "uninitialised", "local", 0),
         ("STL [R0.X16+0x200], R0", "out-of-bounds", "local", 32),
         ("MOV R7, 0x55\n LDG.E R5, desc[UR4][R6.64]", "out-of-bounds", "global", 0),
         ("RED.E.ADD.STRONG.GPU desc[UR4][R2.64+0x80], R0", "out-of-bounds", "global", 32),
@@ -649,6 +648,19 @@ def test_the_checker_names_thread_instruction_and_address(body: str, kind: str, 
     instruction = body.split("\n")[-1].strip()
     for part in (kind, space, f"thread {thread} of CTA 0", f"{fault.address:#x}", instruction.split(" ")[0], f"+{fault.offset:#x}"):
         assert part in fault.message
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_reload_of_a_slot_that_was_never_spilled_is_a_note(checks: bool) -> None:
+    """Compilers emit it where the value is not used; once an instruction, with the thread, and the launch goes on."""
+    body = "LDL R5, [R0.X4]\n LDL R6, [R0.X4+0x40]\n LDL R5, [R0.X4]\n IADD3 R5, R0, 0x1, RZ\n"
+    _, result, words = launch(HEAD + body + TAIL, checks=checks)
+    assert result.kind == "completed"
+    assert words.tolist() == list(range(1, 65))
+    assert len(result.notes) == (4 if checks else 1)
+    for note in result.notes[1:]:
+        assert "uninitialised local load of 4 bytes" in note
+        assert "by thread 0 of CTA 0: +0x" in note
 
 
 def test_the_checker_keeps_ctas_apart() -> None:
