@@ -38,7 +38,7 @@ class ReleaseProfile:
     oversubscribed: Literal["launch", "refuse", "decode"]
     sampled: bool
     stride_is_width: bool
-    caller_max_seq_len: Literal["batch", "width", "not read"]
+    caller_max_seq_len: Literal["batch", "width"]
     zeroed: Literal["never", "radix only", "always"]
     guarded: bool
     clamped: bool
@@ -92,9 +92,9 @@ _PROFILES: tuple[ReleaseProfile, ...] = (
     ),
     ReleaseProfile(
         "0.31.0", "0.32.0", headroom=True, occupancy_of_vec4=False, oversubscribed="decode", sampled=True, stride_is_width=False,
-        caller_max_seq_len="not read", zeroed="always", guarded=True, clamped=True,
+        caller_max_seq_len="batch", zeroed="always", guarded=True, clamped=True,
         cooperative="sm_90 and later except sm_120 and sm_121; the row limit was not read in these releases",
-        source="vLLM 0.31.0 and 0.32.0 (launcher as in 0.33.0; the caller was not read)",
+        source="vLLM 0.31.0 and 0.32.0 (launcher as in 0.33.0), indexer_topk.py",
     ),
     ReleaseProfile(
         "0.33.0", "0.33.0", headroom=True, occupancy_of_vec4=False, oversubscribed="decode", sampled=True, stride_is_width=False,

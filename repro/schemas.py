@@ -16,6 +16,8 @@ __all__ = ["PUBLISHED", "main", "schema_of", "write_schemas"]
 
 #: File name -> (module of this package, a pydantic model, or a function that returns the schema).
 PUBLISHED: Mapping[str, tuple[str, str]] = {
+    "audit": ("forensics.audit.verdicts", "AuditReport"),
+    "bundle": ("reports.bundle_records", "BundleDocument"),
     "diagnosis": ("forensics.records", "Diagnosis"),
     "doctor": ("repro.doctor", "DoctorReport"),
     "drain-plan": ("scenarios.drain", "schema"),
