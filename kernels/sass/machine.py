@@ -42,7 +42,8 @@ def _dim3(value: int | tuple[int, ...]) -> Dim3:
 class Machine:
     """A GPU with ``sms`` SMs of ``slots_per_sm`` CTA slots that runs one program.
 
-    ``schedule``: ``smallest-pc`` (converged, fast, the same every time) or ``random`` (random legal schedules, by ``seed``).
+    ``schedule``: ``smallest-pc`` (converged, fast, the same every time) or ``random`` (random legal schedules, by ``seed``)
+    or ``priority`` (the same with one CTA far ahead of another: what races need).
     ``checks``: every access is looked at: bounds, alignment, reads of memory that nobody wrote. Without them an access outside
     the arena is still caught, one inside it (into a neighbour) is not. One machine serves any number of launches.
     """
@@ -53,14 +54,15 @@ class Machine:
     ) -> None:  # fmt: skip
         if sms < 1 or slots_per_sm < 1:
             raise UsageError(f"{sms} SMs of {slots_per_sm} slots: both must be positive")
-        if schedule not in ("smallest-pc", "random"):
-            raise UsageError(f"schedule {schedule!r}: smallest-pc or random")
+        if schedule not in ("smallest-pc", "random", "priority"):
+            raise UsageError(f"schedule {schedule!r}: smallest-pc, random or priority")
         self.program = program
         self.memory = memory if memory is not None else Memory()
         self.sms = sms
         self.slots_per_sm = slots_per_sm
         self.checks = checks
-        self._chance = random.Random(seed) if schedule == "random" else None
+        self._chance = random.Random(seed) if schedule != "smallest-pc" else None
+        self._priorities = schedule == "priority"
         self._blocks = program.blocks(checks)
         self._running = False
         self._tables: dict[TableKey, Tables] = {}
@@ -102,7 +104,7 @@ class Machine:
         if self.checks:
             vector.checker = AccessChecker(vector, self.program)
         self._vector = vector
-        self._schedule = Schedule(vector, self.program.function, self.program.waits, self._chance)
+        self._schedule = Schedule(vector, self.program.function, self.program.waits, self._chance, priorities=self._priorities)
         self._next_block = first
         self._where: dict[int, tuple[int, int]] = {k: (k % self.sms, k // self.sms) for k in range(first)}
         self._exited: list[int] = []

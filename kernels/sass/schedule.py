@@ -2,7 +2,10 @@
 
 The rule is "smallest PC first": threads that are behind run until they meet those ahead, equal PCs merge, and so a machine of
 many CTAs stays converged. Any order is a legal schedule of independent threads; ``random`` mode picks groups and subsets of their
-warps at random (never splitting a warp: the compiler relies on convergence after BSYNC).
+warps at random (never splitting a warp: the compiler relies on convergence after BSYNC). ``priority`` mode gives each CTA a random
+priority, runs the highest one that is ready, now and then moves it to the bottom, and now and then holds some of its warps back
+until all others have stopped. So one CTA, or one warp, gets far ahead of another, which races need and an evenly random choice
+almost never does (after Burckhardt et al., "A randomized scheduler with probabilistic guarantees of finding bugs", 2010).
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ Index = npt.NDArray[np.intp]
 Group = tuple[Any, int]
 #: Every so many turns it is not the smallest PC's turn but the next one's in rotation: a loop that never ends starves nobody.
 _FAIRNESS = 1024
+#: How rarely, as a power of two of turns, the CTA that runs goes to the bottom of the priorities: drawn for each launch.
+_RARELY = (4, 12)
+#: Rounds of loops without a side effect that several threads may do before they count as waiting.
+_LOOPS = 1 << 14
 
 
 def _successor(i: Instruction) -> int:
@@ -38,9 +45,15 @@ class Schedule:
     """Ready, waiting and parked threads of one machine, by program counter (byte offset)."""
 
     def __init__(
-        self, vector: ThreadVector, function: SassFunction, waits: Mapping[int, Instruction], chance: random.Random | None
+        self,
+        vector: ThreadVector,
+        function: SassFunction,
+        waits: Mapping[int, Instruction],
+        chance: random.Random | None,
+        *,
+        priorities: bool = False,
     ) -> None:
-        """``waits``: the function's instructions at which threads wait for others, by offset."""
+        """``waits``: the function's instructions at which threads wait for others, by offset. ``priorities``: of CTAs, drawn."""
         self.vector = vector
         self.function = function
         self.chance = chance
@@ -59,6 +72,14 @@ class Schedule:
         #: The rotation has come round: turn and rotation counters are what they were at the last time this was set.
         self.round_complete = False
         self._turns = self._rotation = 0
+        #: Priority of each CTA by block number; None where CTAs have none.
+        self._priority: dict[int, float] | None = {} if priorities else None
+        self._demotion = self._early_poll = self._hold = 0.0
+        self._loops = 0
+        #: Warps that stand still until nobody else is ready, by PC.
+        self.held: dict[int, list[Group]] = {}
+        if priorities and chance is not None:
+            self._demotion, self._early_poll, self._hold = (2.0 ** -chance.uniform(*_RARELY) for _ in range(3))
 
     # ---- coming and going ---------------------------------------------------------------------------------------------------
 
@@ -82,7 +103,7 @@ class Schedule:
         stride = self.vector.stride
         moved = np.full(len(self.row_live), -1, np.intp)
         moved[rows] = np.arange(len(rows))
-        for groups in (self.ready, self.waiting, self.parked):
+        for groups in (self.ready, self.waiting, self.parked, self.held):
             for pc, pieces in groups.items():
                 groups[pc] = [self._moved(piece, moved, stride) for piece in pieces]
         self.alive = self.alive.reshape(-1, stride)[rows].reshape(-1)
@@ -153,9 +174,14 @@ class Schedule:
         """(pc, threads, count) to run, None if nobody is ready."""
         ready = self.ready
         if not ready:
-            return None
+            if not self.held:
+                return None
+            if self.waiting and self.release():
+                return self.next()
+            self.ready, self.held = self.held, {}
+            ready = self.ready
         if self.chance is not None:
-            return self._random()
+            return self._random() if self._priority is None else self._foremost(self._priority)
         self._turns += 1
         if self._turns % _FAIRNESS:
             pc = min(ready)
@@ -180,6 +206,46 @@ class Schedule:
                 mine = np.isin(positions >> 5, warps[chosen])
                 self.push(pc, positions[~mine], int((~mine).sum()))
                 where, n = self.merge([(positions[mine], int(mine.sum()))])
+        return pc, where, n
+
+    def _foremost(self, priority: dict[int, float]) -> tuple[int, Any, int]:
+        """Threads of the ready CTA of highest priority; a random half of its warps at times, so that warps race as well."""
+        chance, v = self.chance, self.vector
+        assert chance is not None
+        while self.waiting and self.release():
+            pass  # nobody's barrier waits for the other CTAs to stand still
+        if self.parked and chance.random() < self._early_poll:
+            self.unpark()
+        for block in v.ctas:
+            if block not in priority:
+                priority[block] = chance.random()
+        groups = {pc: self.merge(pieces) for pc, pieces in self.ready.items()}
+        rows = {pc: self._positions(where) // v.stride for pc, (where, _) in groups.items()}
+        here = np.unique(np.concatenate(list(rows.values())))
+        best = max(here.tolist(), key=lambda row: priority[v.ctas[row]])
+        if chance.random() < self._demotion:
+            priority[v.ctas[best]] = min(priority.values()) - 1.0
+        places = sorted(pc for pc in groups if (rows[pc] == best).any())
+        pc = places[0] if chance.random() < 0.75 else chance.choice(places)
+        where, n = groups[pc]
+        self.ready = {place: [group] for place, group in groups.items() if place != pc}
+        positions = self._positions(where)
+        chosen = rows[pc] == best
+        mine = positions[chosen]
+        warps = np.unique(mine >> 5)
+        hold = chance.random() < self._hold
+        if len(warps) > 1 and (hold or chance.random() < 0.25):
+            some = warps[np.array([chance.random() < 0.5 for _ in warps])]
+            if len(some):
+                left = chosen & ~np.isin(positions >> 5, some)
+                chosen &= ~left
+                mine = positions[chosen]
+                if hold and left.any():
+                    self.held.setdefault(pc, []).append((positions[left], int(left.sum())))
+                    positions, chosen, n = positions[~left], chosen[~left], n - int(left.sum())
+        if len(mine) < n:
+            self.push(pc, positions[~chosen], n - len(mine))
+        where, n = self.merge([(mine, len(mine))])
         return pc, where, n
 
     # ---- waits ---------------------------------------------------------------------------------------------------------------
@@ -299,7 +365,15 @@ class Schedule:
     # ---- polls ---------------------------------------------------------------------------------------------------------------
 
     def park(self, pc: int, where: Any, n: int) -> None:
-        """Threads that polled in vain: they get one try a round."""
+        """Threads that polled in vain: they get one try a round.
+
+        With priorities, a loop of several threads is taken for one that searches, not for one that waits (a barrier of this family
+        is polled by one thread), and goes on at once, up to a bound: else each of its rounds would be everybody's.
+        """
+        if self._priority is not None and n > 1 and self._loops < _LOOPS:
+            self._loops += 1
+            self.push(pc, where, n)
+            return
         self.parked.setdefault(pc, []).append((where, n))
 
     def unpark(self) -> None:
@@ -311,7 +385,7 @@ class Schedule:
     def groups(self) -> list[tuple[int, str, Index]]:
         """(pc, "ready" | "waiting" | "parked", positions) of every live thread, by PC."""
         found = []
-        for kind, groups in (("ready", self.ready), ("waiting", self.waiting), ("parked", self.parked)):
+        for kind, groups in (("ready", self.ready), ("ready", self.held), ("waiting", self.waiting), ("parked", self.parked)):
             for pc, pieces in groups.items():
                 where, _ = self.merge(pieces)
                 found.append((pc, kind, self._positions(where)))
