@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ _KERNEL = "A further kernel, two rows: builtin:VARIANT, vllm==0.27.1, installed,
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     _verify(app)
+    _minimise(app)
 
 
 def _verify(app: typer.Typer) -> None:
@@ -31,7 +33,9 @@ def _verify(app: typer.Typer) -> None:
         kernel: Annotated[list[str] | None, typer.Option("--kernel", help=_KERNEL)] = None,
         arch: Annotated[str | None, typer.Option("--arch", help="With --on cpu: architecture, e.g. sm_120.")] = None,
         device: Annotated[str | None, typer.Option("--device", help="GPU number; with --on cpu the GPU to stand for.")] = None,
-        schedule: Annotated[str, typer.Option("--schedule", help="With --on cpu: smallest-pc, random or priority.")] = "smallest-pc",
+        schedule: Annotated[
+            str, typer.Option("--schedule", help="With --on cpu: smallest-pc, random or priority.")
+        ] = "smallest-pc",
         alpha: Annotated[float, typer.Option("--alpha", help="Chance that a healthy row is called HANGS, per row.")] = 0.01,
         beta: Annotated[float, typer.Option("--beta", help="Chance that a row with --hazard or more is called CLEAN.")] = 0.01,
         hazard: Annotated[float, typer.Option("--hazard", help="Smallest hang hazard per window worth finding.")] = 0.1,
@@ -52,3 +56,25 @@ def _verify(app: typer.Typer) -> None:
             on, unfixed, fixed, tuple(kernel or ()), arch, device, schedule, alpha, beta, hazard, trials, min_trials, ablate, share
         )
         return run_verify(scenario, common, plan, asked)
+
+
+def _minimise(app: typer.Typer) -> None:
+    @app.command(short_help="Shrink a hang to the smallest launch, and write a standalone reproducer.")
+    @flags(Common)
+    def minimise(
+        common: Common,
+        run: Annotated[Path, typer.Argument(help="A run directory of run drain that found a hang.", metavar="RUN")],
+        on: Annotated[str | None, typer.Option("--on", help="gpu or cpu; the run's own ground by default.")] = None,
+        confirm: Annotated[
+            int, typer.Option("--confirm", help="Repetitions that must all hang for a candidate to be kept.", min=1, max=10_000)
+        ] = 5,
+    ) -> int:
+        """Delta debugging over the drain plan, the rows, the lengths and the launch, until nothing can go.
+
+        Writes minimised.json and reproducer.py, one file that exits 3 when it hangs and releases itself.
+
+        Exit status: 3 the hang was seen again and shrunk, 5 it was not seen again.
+        """
+        from .campaign.minimise import run_minimise
+
+        return run_minimise(run, common, on=on, confirm=confirm)

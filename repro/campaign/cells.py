@@ -19,8 +19,8 @@ TrialKind = Literal["hang", "clean", "no window", "wrong", "other"]
 @dataclass(frozen=True, slots=True)
 class Cell:
     """``plan``: fields of ``DrainPlan`` that differ from the default. ``kernel``: as after ``--kernel``. ``arch``: sm number to
-    interpret on the CPU (None: 120), ``device``: GPU ordinal, or on the CPU the card to stand for. ``sms``, ``slots_per_sm``: residency
-    of the interpreted device (pressure: fewer than the grid needs).
+    interpret on the CPU (None: 120), ``device``: GPU ordinal, or on the CPU the card to stand for. ``sms``, ``slots_per_sm``:
+    residency of the interpreted device (pressure: fewer than the grid needs).
     """
 
     name: str
@@ -69,8 +69,9 @@ class Cell:
         for name in ("sms", "slots_per_sm"):
             value = getattr(self, name)
             words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+        default = DrainPlan().model_dump(mode="json")
         for name, value in self.plan.items():
-            if name == "seed" or value is None:
+            if name in ("seed", "top_k") or value is None or value == default[name]:
                 continue
             sep = "," if name == "capture_sizes" else ":"
             text = sep.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -82,8 +83,8 @@ class Cell:
 class TrialResult:
     """How one trial ended. ``window``: the danger window was reached (a trial that hung reached it). ``identity``: of the hang;
     ``identified``: "diagnosed" from the machine's state, or "matched" to a hang of this session with the same kernel, layer, step
-    shape and counters. ``hung_step``: index in the plan. ``reused``: the workload was released, was right afterwards, and is used on.
-    ``windows``: keys of the danger windows that were run. ``why``: for all that is not clean.
+    shape and counters. ``hung_step``: index in the plan. ``reused``: the workload was released, was right afterwards, and is used
+    on. ``windows``: keys of the danger windows that were run. ``why``: for all that is not clean.
     """
 
     kind: TrialKind

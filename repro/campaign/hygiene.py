@@ -26,7 +26,9 @@ IDLE_PERCENT = 10
 
 
 def touch_context(ordinal: int) -> tuple[bool, dict[str, Any]]:
-    """Open and close a context on a GPU in a child. (whether it went well, what it said: ``uuid``, ``before`` in %, or ``error``)."""
+    """Open and close a context on a GPU in a child. (whether it went well, what it said: ``uuid``, ``before`` in %, or
+    ``error``).
+    """
     package = sys.modules[__name__.partition(".")[0]]
     folder = str(Path(package.__path__[0]).absolute().parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}

@@ -41,7 +41,8 @@ class LaunchCase:
     def line(self) -> str:
         """In words."""
         rows = len(self.lengths)
-        return f"{rows} row{'s' if rows != 1 else ''} of {self.width}, lengths {list(self.lengths)}, max_seq_len {self.promised}, k {self.top_k}"
+        what = f"{rows} row{'s' if rows != 1 else ''} of {self.width}, lengths {list(self.lengths)}"
+        return f"{what}, max_seq_len {self.promised}, k {self.top_k}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,7 @@ class LaunchBench:
         window = frozenset({0}) if plan.wedges_on_negative_length and min(case.lengths) < 0 else frozenset[int]()
         return PreparedRun(request, chosen, self.device, window, "", 1)
 
-    def _one(
-        self, ground: Ground, prepared: PreparedRun, step: DecodeStep, plan: LaunchPlan, *, first: bool
-    ) -> tuple[Seen, bool]:
+    def _one(self, ground: Ground, prepared: PreparedRun, step: DecodeStep, plan: LaunchPlan, *, first: bool) -> tuple[Seen, bool]:
         """(what was seen, whether the ground may be used again)."""
         outcome = ground.run_step(step)
         if outcome.state != "hung":

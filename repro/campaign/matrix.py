@@ -1,4 +1,6 @@
-"""The fix matrix of a scenario: neither, producer only, consumer only, both; and further kernels of the user's, one change a row."""
+"""The fix matrix of a scenario: neither, producer only, consumer only, both; and further kernels of the user's, one change a
+row.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,39 @@ class FixCell:
     change: str
 
 
-def fix_cells(name: str, base: Cell, *, unfixed: str = "builtin", fixed: str = "builtin:guard", more: Sequence[str] = ()) -> list[FixCell]:
+def fix_cells(
+    name: str, base: Cell, *, unfixed: str = "builtin", fixed: str = "builtin:guard", more: Sequence[str] = ()
+) -> list[FixCell]:
     """Four rows, and two (producer raw, producer clamped) for each kernel of ``more``. UsageError for a scenario without layers."""
     entry = scenario(name)
     layers = {fix.layer for fix in entry.fixes}
     if not {"producer", "consumer"} <= layers:
         known = "drain"
         raise UsageError(
-            f"verify {name}: this scenario has no producer and consumer fix to combine (its fixes: {', '.join(sorted(layers)) or 'none'})",
+            f"verify {name}: this scenario has no producer and consumer fix to combine "
+            f"(its fixes: {', '.join(sorted(layers)) or 'none'})",
             help_text=f"dsv4-repro verify {known}; its own fix: dsv4-repro run {name} --help",
         )
     rows = [
         FixCell(replace(base, name="neither", kernel=unfixed, producer="raw"), frozenset(), "nothing repaired"),
-        FixCell(replace(base, name="producer only", kernel=unfixed, producer="clamped"), frozenset({"producer"}), "lengths clamped at 0"),
         FixCell(
-            replace(base, name="consumer only", kernel=fixed, producer="raw"), frozenset({"consumer"}), "length kept signed and bounded"
+            replace(base, name="producer only", kernel=unfixed, producer="clamped"), frozenset({"producer"}), "lengths clamped at 0"
+        ),
+        FixCell(
+            replace(base, name="consumer only", kernel=fixed, producer="raw"),
+            frozenset({"consumer"}),
+            "length kept signed and bounded",
         ),
         FixCell(replace(base, name="both", kernel=fixed, producer="clamped"), frozenset({"producer", "consumer"}), "both repaired"),
     ]
     for spec in more:
         label = spec if len(spec) <= 48 else "…" + spec[-47:]
         rows += [
-            FixCell(replace(base, name=f"{label}, producer raw", kernel=spec, producer="raw"), frozenset({f"kernel {spec}"}), "this kernel"),
+            FixCell(
+                replace(base, name=f"{label}, producer raw", kernel=spec, producer="raw"),
+                frozenset({f"kernel {spec}"}),
+                "this kernel",
+            ),
             FixCell(
                 replace(base, name=f"{label}, producer clamped", kernel=spec, producer="clamped"),
                 frozenset({f"kernel {spec}", "producer"}),

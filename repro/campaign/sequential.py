@@ -25,9 +25,9 @@ CONFIDENCE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """``alpha``: chance that a healthy cell is called HANGS; ``beta``: chance that a cell with ``hazard`` or more hangs per window is
-    called CLEAN; both per cell. ``false_rate``: false hang verdicts per window that are reckoned with (0: a hang is a proof).
-    UsageError for values that make no test.
+    """``alpha``: chance that a healthy cell is called HANGS; ``beta``: chance that a cell with ``hazard`` or more hangs per
+    window is called CLEAN; both per cell. ``false_rate``: false hang verdicts per window that are reckoned with (0: a hang is a
+    proof). UsageError for values that make no test.
     """
 
     alpha: float = 0.01
@@ -53,8 +53,8 @@ class Rates:
         """The test in words."""
         proof = "a hang is a proof here" if self.false_rate == 0 else f"false hang verdicts at most {self.false_rate:g} per window"
         return (
-            f"sequential test per cell: a healthy cell called HANGS at most {self.alpha:g}, a cell with a hazard of {self.hazard:g} or "
-            f"more per window called CLEAN at most {self.beta:g} ({proof}); {self.windows_when_clean} windows without a hang decide"
+            f"sequential test per cell: a healthy cell called HANGS at most {self.alpha:g}, a cell with a hazard of "
+            f"{self.hazard:g} or more per window called CLEAN at most {self.beta:g} ({proof}); {self.windows_when_clean} windows without a hang decide"
         )
 
 

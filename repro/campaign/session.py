@@ -17,15 +17,15 @@ from ...clock import SYSTEM, Clock
 from ...errors import ReproError, UsageError
 from ...kernels.abi import RELEASE_COUNT
 from ...kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
-from ...scenarios.drain import DecodeStep, DrainPlan, Producer, decode_steps
+from ...scenarios.drain import DecodeStep, Producer
 from ..captured import merge_states, standing_counter
 from ..drain_run import DEFAULT_ARCH, bound_diagnose
 from ..gpu_trials import around_the_window
 from ..ground import Ground, StepOutcome
 from ..grounds import make_ground
 from ..kernel_choice import ChosenKernel, choose_kernel
-from ..prepare import PreparedRun, danger_window, prepare_drain
-from .cells import Cell, TrialResult
+from ..prepare import PreparedRun, prepare_drain
+from .cells import Cell, TrialKind, TrialResult
 from .hygiene import show_idle
 
 __all__ = ["TrialSession", "device_of", "steps_to_run", "window_keys"]
@@ -74,8 +74,8 @@ def window_keys(cell: Cell, prepared: PreparedRun, window: frozenset[int]) -> di
 
 
 class TrialSession:
-    """``identities``: fingerprints that were diagnosed before -> (identity, class, cause, signature); shared between sessions of one
-    campaign. ``make``: a new ground. ``keep``: folder for the evidence of hangs that are diagnosed; None: a temporary one.
+    """``identities``: fingerprints that were diagnosed before -> (identity, class, cause, signature); shared between sessions of
+    one campaign. ``make``: a new ground. ``keep``: folder for the evidence of hangs that are diagnosed; None: a temporary one.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TrialSession:
         self.device_idle: bool | None = None
         self.opened = 0
 
-    # -- preparing -----------------------------------------------------------------------------------------------------------------
+    # -- preparing ---------------------------------------------------------------------------------------------------------------
 
     def prepare(self, seed: int) -> PreparedRun:
         """What a trial with this seed would run; nothing is started, a kernel may be compiled or fetched."""
@@ -123,7 +123,9 @@ class TrialSession:
     def _ready(self, prepared: PreparedRun) -> Ground:
         """The open ground; a new one if this trial needs a captured size that it has not, or another random schedule."""
         needed = prepared.request.launches
-        stale = any(rows not in self._opened for rows in needed) or (self.cell.ground == "cpu" and self.cell.schedule != "smallest-pc")
+        stale = any(rows not in self._opened for rows in needed) or (
+            self.cell.ground == "cpu" and self.cell.schedule != "smallest-pc"
+        )
         if self._ground is not None and stale:
             self.close()
         if self._ground is None:
@@ -134,7 +136,7 @@ class TrialSession:
             self._opened = dict(needed)
         return self._ground
 
-    # -- one trial -----------------------------------------------------------------------------------------------------------------
+    # -- one trial ---------------------------------------------------------------------------------------------------------------
 
     def trial(self, seed: int) -> TrialResult:
         """One trial. What the ground cannot do becomes ``other`` with the reason; UsageError and Ctrl-C pass through."""
@@ -172,13 +174,13 @@ class TrialSession:
                 why = f"step {step.index} {outcome.state}: {'; '.join(outcome.reasons)}"[:1000]
                 if outcome.state != "wrong":
                     self.close()
-                kind = "wrong" if outcome.state == "wrong" else "other"
+                kind: TrialKind = "wrong" if outcome.state == "wrong" else "other"
                 return TrialResult(kind, seed, bool(reached), hung_step=step.index, windows=tuple(dict.fromkeys(reached)), why=why)
         if not reached:
             return TrialResult("no window", seed, why=prepared.why_no_window)
         return TrialResult("clean", seed, True, windows=tuple(dict.fromkeys(reached)))
 
-    # -- a hang --------------------------------------------------------------------------------------------------------------------
+    # -- a hang ------------------------------------------------------------------------------------------------------------------
 
     def _hung(
         self, ground: Ground, prepared: PreparedRun, healthy: DecodeStep, step: DecodeStep, outcome: StepOutcome, seed: int,
@@ -227,7 +229,7 @@ class TrialSession:
             state = merge_states(captures)
             if state is None:
                 return None, "gpu-kernel-stuck", None, None
-            diagnose = bound_diagnose(self.cell.ground, cast("DrainPlan", prepared.request.plan), prepared)
+            diagnose = bound_diagnose(self.cell.ground, prepared.request.plan, prepared)
             verdict = diagnose(state, step=step, evidence=(), unwedge=None).verdict
         return verdict.identity, verdict.class_, verdict.cause, verdict.signature
 
@@ -254,7 +256,7 @@ class TrialSession:
         self.close()
         return False
 
-    # -- the end -------------------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the workload and see that the device is idle; may be called any number of times."""

@@ -1,13 +1,14 @@
 """Shrinking, whatever is shrunk: delta debugging of a list, the smallest number, and an account of what was tried.
 
-``ddmin`` is Zeller and Hildebrandt's minimising delta debugging (IEEE Transactions on Software Engineering 28(2), 2002): its result is
-1-minimal, so that no single element can go.
+``ddmin`` is Zeller and Hildebrandt's minimising delta debugging (IEEE Transactions on Software Engineering 28(2), 2002): its
+result is 1-minimal, so that no single element can go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 __all__ = ["Account", "ddmin", "smallest"]
@@ -37,7 +38,7 @@ def ddmin(items: Sequence[_Item], fails: Callable[[list[_Item]], bool]) -> list[
     while len(kept) >= 2:
         parts = min(parts, len(kept))
         bounds = [len(kept) * place // parts for place in range(parts + 1)]
-        chunks = [kept[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+        chunks = [kept[low:high] for low, high in pairwise(bounds)]
         found = next((chunk for chunk in chunks if fails(chunk)), None)
         if found is not None:
             kept, parts = found, 2
@@ -54,8 +55,8 @@ def ddmin(items: Sequence[_Item], fails: Callable[[list[_Item]], bool]) -> list[
 
 
 def smallest(high: int, fails: Callable[[int], bool], *, low: int = 1, beside: int = 8) -> int:
-    """The smallest number in ``low`` … ``high`` that fails, where ``high`` does: halving, then ``beside`` numbers below the answer are
-    tried one by one, since what fails need not be an interval (vector widths change with a number's divisors).
+    """The smallest number in ``low`` … ``high`` that fails, where ``high`` does: halving, then ``beside`` numbers below the
+    answer are tried one by one, since what fails need not be an interval (vector widths change with a number's divisors).
     """
     best = high
     floor = low

@@ -17,8 +17,8 @@ __all__ = ["CellOutcome", "MatrixResult", "ablation_lines", "load_bearing_lines"
 
 @dataclass(slots=True)
 class CellOutcome:
-    """One row. ``identities``: identity -> hangs. ``others``: reasons of trials that ended otherwise. ``stopped``: why no more trials
-    were made.
+    """One row. ``identities``: identity -> hangs. ``others``: reasons of trials that ended otherwise. ``stopped``: why no more
+    trials were made.
     """
 
     row: FixCell
@@ -114,8 +114,8 @@ def run_matrix(
     """Every row, one after the other: trials with seeds from ``seed`` on, the same in all rows, until the test has decided (and at
     least ``least_trials``), ``most_trials`` are made, or ten trials in a row reached no window.
 
-    ``timeout_s``: of the whole; each row gets an equal share of what is left, so that a slow row does not starve the last. Errors of
-    usage pass through after the workload is closed.
+    ``timeout_s``: of the whole; each row gets an equal share of what is left, so that a slow row does not starve the last. Errors
+    of usage pass through after the workload is closed.
     """
     whole = Deadline(timeout_s, clock) if timeout_s is not None else None
     identities: dict[str, Any] = {}
@@ -179,7 +179,8 @@ def _layer_line(layer: str, other: str, alone: CellOutcome, neither: CellOutcome
         note = ""
         if layer == "producer":
             note = " With it nothing negative reaches the kernel, so this row says nothing about the consumer's guard."
-        return f"The {layer} fix is load-bearing alone: with it and without the {other}'s, {alone.test.windows} windows, no hang ({bound}).{note}"
+        said = f"with it and without the {other}'s, {alone.test.windows} windows, no hang ({bound})."
+        return f"The {layer} fix is load-bearing alone: {said}{note}"
     if alone.word == "HANGS":
         return f"The {layer} fix is NOT enough alone: {alone.test.hangs} of {alone.test.windows} windows still hang."
     return f"Whether the {layer} fix is load-bearing alone stays open: {_open_reason(alone)}."
@@ -189,7 +190,9 @@ def _open_reason(outcome: CellOutcome) -> str:
     if outcome.test.windows == 0:
         return f"no danger window was reached ({outcome.why_no_window or '; '.join(outcome.others) or 'no trial'})"
     if outcome.wrong or outcome.other:
-        return f"{outcome.wrong} trials gave a wrong result and {outcome.other} failed otherwise ({'; '.join(outcome.others)[:200]})"
+        return (
+            f"{outcome.wrong} trials gave a wrong result and {outcome.other} failed otherwise ({'; '.join(outcome.others)[:200]})"
+        )
     return f"{outcome.test.hangs} hangs in {outcome.test.windows} windows decide nothing at these error rates"
 
 
@@ -200,11 +203,11 @@ def load_bearing_lines(result: MatrixResult) -> list[str]:
     if neither is None or both is None:
         return []
     if neither.word != "HANGS":
-        return [
-            "Nothing can be said about the fixes: the row without any fix does not hang here "
-            f"({neither.word}: {bound_words(neither.test.hangs, neither.test.windows) if neither.test.windows else _open_reason(neither)})."
-        ]
-    lines = [f"Without a fix it hangs: {neither.test.hangs} of {neither.test.windows} windows ({bound_words(neither.test.hangs, neither.test.windows)})."]
+        known = bound_words(neither.test.hangs, neither.test.windows) if neither.test.windows else _open_reason(neither)
+        said = f"the row without any fix does not hang here ({neither.word}: {known})"
+        return [f"Nothing can be said about the fixes: {said}."]
+    hazard = bound_words(neither.test.hangs, neither.test.windows)
+    lines = [f"Without a fix it hangs: {neither.test.hangs} of {neither.test.windows} windows ({hazard})."]
     for layer, other in (("producer", "consumer"), ("consumer", "producer")):
         alone = rows[f"{layer} only"]
         if alone is not None:
@@ -226,7 +229,9 @@ def _more_kernels(rows: Iterable[CellOutcome]) -> list[str]:
             continue
         spec = row.row.cell.kernel
         if row.word == "CLEAN":
-            lines.append(f"{spec} behind the raw producer: no hang in {row.test.windows} windows ({bound_words(0, row.test.windows)}).")
+            lines.append(
+                f"{spec} behind the raw producer: no hang in {row.test.windows} windows ({bound_words(0, row.test.windows)})."
+            )
         elif row.word == "HANGS":
             lines.append(f"{spec} behind the raw producer hangs: {row.test.hangs} of {row.test.windows} windows.")
         else:
@@ -259,8 +264,8 @@ def ablation_lines(result: MatrixResult) -> list[str]:
         lines.append(f"Turning off any one of these ends the hang, tried in the danger window: {', '.join(measured)}.")
     if computed:
         lines.append(
-            "Without any one of these no step can wedge, by the launcher's and the producer's arithmetic (the steps were run and did "
-            f"not hang, but none of them is a danger window): {'; '.join(computed)}."
+            "Without any one of these no step can wedge, by the launcher's and the producer's arithmetic (the steps were run "
+            f"and did not hang, but none of them is a danger window): {'; '.join(computed)}."
         )
     if no_condition:
         lines.append(f"Not necessary, it hangs without them all the same: {', '.join(no_condition)}.")

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["FALSE_VERDICTS", "VERIFY_SCHEMA", "VerifyFlags", "chosen_ground", "plan_changes", "run_verify"]
 
 VERIFY_SCHEMA = "dsv4-repro/verify/1"
-#: False hang verdicts per window that the test reckons with. On the CPU a hang is proved; elsewhere a watchdog's verdict may be wrong.
+#: False hang verdicts per window that the test reckons with. On the CPU a hang is proved; elsewhere a watchdog's verdict may be
+#: wrong.
 FALSE_VERDICTS = {"cpu": 0.0, "gpu": 1e-4, "server": 1e-3}
 
 
