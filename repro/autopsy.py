@@ -26,6 +26,7 @@ from .narrate import autopsy_lines
 from .report_files import reports_of, write_reports
 from .runread import RunView, is_run_directory, open_run
 from .runstore import RunStore
+from .step_summary_file import append_step_summary
 from .unpack import head_of, peek, plain_file
 from .verdicts import completed, unfinished_diagnosis
 
@@ -156,6 +157,13 @@ def _judge(targets: Sequence[str], screen: Screen) -> Diagnosis:
     if len(paths) == 1 and is_run_directory(paths[0]):
         screen.progress(f"judging the evidence in {paths[0]}")
         return autopsy_run(paths[0])
+    from .bundling import is_bundle, opened_bundle
+
+    if len(paths) == 1 and paths[0].is_file() and is_bundle(paths[0]):
+        screen.progress(f"judging the bundle {paths[0]}")
+        with opened_bundle(paths[0]) as (folder, problems):
+            judged = autopsy_run(folder)
+            return completed(judged, unread=[Unread(str(paths[0]), problem) for problem in problems]) if problems else judged
     screen.progress(f"reading {', '.join(map(str, paths[:3]))}" + (" …" if len(paths) > 3 else ""))
     if len(paths) == 1 and not paths[0].is_dir() and peek(paths[0], len(_ELF)) == _ELF:
         return autopsy_file(paths[0])
@@ -226,3 +234,4 @@ def _keep(store: RunStore, diagnosis: Diagnosis, targets: Sequence[str]) -> None
         version=__version__,
     )
     write_reports(reports_of(source), store.path)
+    append_step_summary(source)

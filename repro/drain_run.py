@@ -30,6 +30,7 @@ from .report_files import reports_of, write_reports
 from .run import Diagnose, RunResult, RunSettings, run_workload
 from .run_records import KernelRecord, RunRecord
 from .runstore import RunStore
+from .step_summary_file import append_step_summary
 
 if TYPE_CHECKING:
     from .ground import Ground
@@ -305,6 +306,7 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
             version=__version__,
         )
         write_reports(reports_of(source, store.path), store.path)
+        append_step_summary(source)
     return Executed(result, store.path, status)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import RunStoreError, UsageError
@@ -10,6 +11,7 @@ from ..reports import paths
 from ..reports.document import ReportSource
 from ..reports.html import ReportExtras
 from ..reports.render import render_all
+from ..reports.stack_reader import read_threads
 from ..reports.timeline_data import build_timeline
 from .atomic import write_atomic
 from .runread import read_timeline
@@ -18,13 +20,16 @@ __all__ = ["reports_of", "write_reports"]
 
 
 def reports_of(source: ReportSource, folder: Path | None = None) -> dict[str, bytes]:
-    """Every report by file name; with the timeline of ``folder`` (a run directory) where it has one that can be read."""
-    extras = ReportExtras()
-    if folder is not None and (folder / paths.TIMELINE).exists():
-        try:
-            extras = ReportExtras(timeline=build_timeline(read_timeline(folder), source.diagnosis))
-        except RunStoreError as error:
-            extras = ReportExtras(notes=(f"the timeline could not be read: {error}",))
+    """Every report by file name; with the timeline and the host stacks of ``folder`` (a run directory) that can be read there."""
+    extras = ReportExtras(timeline=build_timeline((), source.diagnosis))
+    if folder is not None:
+        evidence = sorted(path for path in (folder / paths.EVIDENCE).rglob("*") if path.is_file() and not path.is_symlink())
+        extras = replace(extras, threads=read_threads([(str(path.relative_to(folder)), path) for path in evidence[:1000]]))
+        if (folder / paths.TIMELINE).exists():
+            try:
+                extras = replace(extras, timeline=build_timeline(read_timeline(folder), source.diagnosis))
+            except RunStoreError as error:
+                extras = replace(extras, notes=(f"the timeline could not be read: {error}",))
     return render_all(source, extras)
 
 

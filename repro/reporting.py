@@ -14,6 +14,7 @@ from .console import Screen
 from .drain_run import fixes_of
 from .report_files import reports_of, write_reports
 from .runread import RunView, open_run
+from .step_summary_file import append_step_summary
 
 if TYPE_CHECKING:
     from .options import Common
@@ -51,6 +52,7 @@ def run_report(run: Path, common: Common) -> int:
     view = open_run(run)
     source = report_source(view)
     written = write_reports(reports_of(source, run), common.out or run)
+    append_step_summary(source)
     screen.tell(
         [f"{source.diagnosis.outcome.upper()}: {verdict_words(source.diagnosis)}", *(f"report: {path}" for path in written)]
     )

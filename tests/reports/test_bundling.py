@@ -15,16 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import RunStoreError, UsageError
 from dsv4_repro.forensics.autopsy import autopsy_paths
 from dsv4_repro.forensics.records import Diagnosis
+from dsv4_repro.reports.bundle_records import RedactionReport
 from dsv4_repro.repro.autopsy import autopsy_run
 from dsv4_repro.repro.bundling import is_bundle, make_bundle, opened_bundle, parse_size
 from dsv4_repro.repro.cli import build
 from dsv4_repro.repro.runread import open_run
+from dsv4_repro.repro.schemas import schema_of
+from dsv4_repro.repro.step_summary_file import append_step_summary
 
 SALT = b"thirty-two bytes of salt for all"
 ENVIRONMENT: dict[str, Any] = {"schema": "x", "where": {"hostname": "gpu-node-07", "topology": "GPU0 X NV18"}}
@@ -451,3 +455,46 @@ def test_the_default_place_is_here_and_named_after_the_run(
     monkeypatch.chdir(here)
     assert build().main(["bundle", str(private_run)], standalone_mode=False) == 0
     assert [path.name for path in here.iterdir()] == ["dsv4-drain-20261129T140500.zip"]
+
+
+def test_the_documents_follow_their_published_schemas(packed: tuple[Path, Any]) -> None:
+    manifest, redaction = (json.loads(contents(packed[0])[name]) for name in ("manifest.json", "redaction.json"))
+    schema = schema_of("bundle")
+    jsonschema.validate(manifest, schema)
+    jsonschema.validate({**manifest, "path": "x", "bytes": 1, "redaction": redaction}, schema)
+    assert RedactionReport.model_validate(redaction).replaced
+
+
+def test_autopsy_takes_a_bundle_and_names_what_was_changed_in_it(
+    packed: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build().main(["autopsy", str(packed[0]), "--json"], standalone_mode=False) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"]["cause"], document["ground"]) == ("peer-left", "gpu")
+    changed = tmp_path / "changed.zip"
+    with zipfile.ZipFile(packed[0]) as archive, zipfile.ZipFile(changed, "w") as out:
+        for info in archive.infolist():
+            data = archive.read(info)
+            out.writestr(info, data + b"more" if info.filename.endswith("engine.log") else data)
+    assert build().main(["autopsy", str(changed), "--json"], standalone_mode=False) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert any("was changed since the bundle was made" in item["why"] for item in document["unread"])
+
+
+def test_a_runner_gets_its_summary_and_nobody_else(made: Any, tmp_path: Path) -> None:
+    assert append_step_summary(made.source(), {}) is None
+    target = tmp_path / "summary.md"
+    target.write_text("before\n")
+    assert append_step_summary(made.source(), {"GITHUB_STEP_SUMMARY": str(target)}) == target
+    assert target.read_text().startswith("before\n### ❌")
+    target.write_bytes(b"x" * (1 << 20))
+    assert append_step_summary(made.source(), {"GITHUB_STEP_SUMMARY": str(target)}) is None
+    assert append_step_summary(made.source(), {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "where")}) is None
+
+
+def test_report_renders_stacks_and_timeline_of_a_run(private_run: Path, tmp_path: Path) -> None:
+    assert build().main(["report", str(private_run)], standalone_mode=False) == 0
+    page = (private_run / "report.html").read_text()
+    assert "WorkerAsyncOutputCopy" in page
+    assert "Decode steps done" in page
+    assert "WorkerAsyncOutputCopy" in (private_run / "report.md").read_text()
