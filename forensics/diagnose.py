@@ -315,11 +315,11 @@ def _next(found: Judged, view: GridView | None, state: DeviceState) -> str:
         where = f"(0,{base:#x})" if base is not None else "(0,BASE)"
         return f"cuda-gdb: x/14xw $_cuda_const_bank{where}   (the kernel's parameters: group size and max_seq_len)"
     if found.cause == "peer-left":
-        return "dsv4-repro audit installed   (is the installed build affected?)"
+        return "dsv4-repro audit installed    # is the installed build affected?"
     if found.cause is not None:
-        return f"dsv4-repro show {found.cause}   (a scenario that shows the same cause)"
+        return f"dsv4-repro show {found.cause}    # a scenario that shows the same cause"
     if found.class_ == "unknown" and view.ctas:
-        return "dsv4-repro autopsy PID --attach   (a second look, 20 s later: the same PCs mean a deadlock)"
+        return "dsv4-repro autopsy PID --attach    # a second look, 20 s later: the same PCs mean a deadlock"
     if found.primary is not None and found.primary.live is None and found.primary.seen.address is not None:
         return f"cuda-gdb: print *(@global int*){found.primary.seen.address:#x}   (the counter as memory holds it)"
     if view.code is None and view.ctas:
