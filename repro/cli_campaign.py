@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     _verify(app)
     _minimise(app)
+    _bisect(app)
 
 
 def _verify(app: typer.Typer) -> None:
@@ -78,3 +79,41 @@ def _minimise(app: typer.Typer) -> None:
         from .campaign.minimise import run_minimise
 
         return run_minimise(run, common, on=on, confirm=confirm)
+
+
+_GIT = "One step for git bisect run: judge --kernel; exit 0 good, 1 bad, 125 skip, 128 stop."
+
+
+def _bisect(app: typer.Typer) -> None:
+    @app.command(short_help="Find the release, wheel or commit where a hang begins or ends.")
+    @flags(Common)
+    def bisect(
+        common: Common,
+        good: Annotated[str | None, typer.Option("--good", help="A build that is good: a release, or a name in --builds.")] = None,
+        bad: Annotated[
+            str | None, typer.Option("--bad", help="A build that is bad; it may be older or newer than the good.")
+        ] = None,
+        builds: Annotated[Path | None, typer.Option("--builds", help="A directory of wheels, .so or .cubin files.")] = None,
+        index: Annotated[str | None, typer.Option("--index", help="A package index of nightly wheels.")] = None,
+        predicate: Annotated[
+            str, typer.Option("--predicate", help="What bad means: hang (same identity), audit (recipe wedges), present (kernel).")
+        ] = "hang",
+        identity: Annotated[str | None, typer.Option("--identity", help="The hang's identity; else that of the bad end.")] = None,
+        on: Annotated[str, typer.Option("--on", help="Ground of the predicate hang: gpu or cpu.")] = "cpu",
+        arch: Annotated[str | None, typer.Option("--arch", help="Architecture, e.g. sm_120.")] = None,
+        recipe: Annotated[str | None, typer.Option("--recipe", help="With --predicate audit: as of the verb audit.")] = None,
+        trials: Annotated[int, typer.Option("--trials", help="Clean trials that make a build good.", min=1, max=100_000)] = 3,
+        share: Annotated[bool, typer.Option("--share", help="Use a GPU that holds somebody's process.")] = False,
+        git_run: Annotated[bool, typer.Option("--git-run", help=_GIT)] = False,
+        kernel: Annotated[str | None, typer.Option("--kernel", help="With --git-run: what this commit built.")] = None,
+    ) -> int:
+        """Which build is the first that hangs, or the first that does not? Bad is the same hang identity, not any failure.
+
+        With --out DIR each step's evidence is kept. A build that cannot run is skipped.
+
+        Exit status: 0 found, 5 not found, or only a range.
+        """
+        from .campaign.bisect_run import BisectFlags, run_bisect, run_git_step
+
+        asked = BisectFlags(good, bad, builds, index, predicate, identity, on, arch, recipe, trials, share, kernel)
+        return run_git_step(common, asked) if git_run else run_bisect(common, asked)
