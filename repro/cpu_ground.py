@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..clock import SYSTEM, Clock, Deadline
-from ..errors import InconclusiveError, MachineFaultError, UnknownInstructionError
+from ..errors import BudgetError, InconclusiveError, MachineFaultError, UnknownInstructionError
 from ..forensics.collect import write_artefact
 from ..forensics.corefile import open_core
 from ..forensics.corewriter import CoreOptions, write_core
@@ -35,6 +35,8 @@ from .interpreted_state import fault_cause, interpreted_state, stop_document
 
 __all__ = ["CpuGround"]
 
+#: Of logits, on the host and in the interpreted device's memory.
+_MOST_BYTES = 4 << 30
 _INTERPRETED = "nothing was measured on a GPU: the interpreter is sequentially consistent and in order, and has no timing"
 
 
@@ -81,12 +83,18 @@ class CpuGround:
     # -- set-up --------------------------------------------------------------------------------------------------------------
 
     def open(self, request: GroundRequest, emit: Emit) -> Ready:
-        """Decode the kernel and lay out device memory. CubinError, ToolMissingError, DeadlineError, UsageError."""
+        """Decode the kernel and lay out device memory. CubinError, ToolMissingError, DeadlineError, UsageError, BudgetError."""
         self._request = request
         self._layers = request.plan.layers_on("cpu")
         options = request.options
-        program = Program.from_image(request.kernel)
         launches = [plan for plan in request.launches.values() if plan.path == "persistent"]
+        needed = sum(2 * ROTATION * 4 * plan.rows * plan.stride for plan in launches)
+        if needed > _MOST_BYTES:
+            raise BudgetError(
+                f"the plan's logits take {needed / 2**30:.1f} GiB on the CPU ground; at most {_MOST_BYTES / 2**30:.0f} GiB are used",
+                help_text="A smaller --max-model-len, a larger --compress, or fewer and smaller --capture-sizes",
+            )
+        program = Program.from_image(request.kernel)
         sms = int(options.get("sms") or (launches[0].num_sms if launches else 1))
         self._slots = int(options["slots_per_sm"]) if options.get("slots_per_sm") else None
         slots = self._slots or max((plan.occupancy for plan in launches), default=1)
