@@ -379,7 +379,7 @@ class _Builder:
             "max_bytes": request.max_bytes,
             "files": files,
             "left_out": sorted(gone, key=lambda item: str(item["path"])),
-            "cut": [decision.name for decision in decisions if decision.what == "cut"],
+            "cut": [entry["path"] for entry in files if "cut" in entry["how"]],
             "check": "sha256sum -c SHA256SUMS",
             "judge_again": "dsv4-repro autopsy BUNDLE.zip",
         }

@@ -29,7 +29,6 @@ _FIRST_CUT = Cut(8 << 20, 24 << 20)
 #: Sizes to which a text is cut step by step when the bundle is too large.
 SMALLER = (Cut(1 << 20, 4 << 20), Cut(256 << 10, 1 << 20), Cut(64 << 10, 256 << 10))
 _JSON_WHOLE = 16 << 20
-_LEARN_MOST = 64 << 20
 _PICKLE_MOST = 64 << 20
 #: Binary artefacts of ours that hold numbers only: kind in the evidence index.
 _PLAIN_BINARY = frozenset({"row-states", "row states"})
@@ -73,6 +72,7 @@ class Maker:
     cited: Mapping[str, Collection[int]] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
+    shortened: dict[str, tuple[Path, frozenset[int] | None]] = field(default_factory=dict)
 
     # -- first pass ----------------------------------------------------------------------------------------------------------------
 
@@ -82,14 +82,28 @@ class Maker:
             with file.place.open("rb") as stream:
                 for leaf in expand(file.path, stream, Budget(expanded_bytes=4 << 30), size=file.place.stat().st_size):
                     if leaf.kind in ("text", "utf16") and leaf.stream is not None:
-                        done = 0
-                        for text, _ in chunks(lines_of(leaf.stream, "utf-16" if leaf.kind == "utf16" else "utf-8")):
-                            self.redactor.learn(text)
-                            done += len(text)
-                            if done > _LEARN_MOST:
-                                break
+                        self._learn_text(file, leaf)
         except (OSError, ExpansionStoppedError):
             return  # the second pass meets the same trouble and lists the file
+
+    def _learn_text(self, file: SourceFile, leaf: Leaf) -> None:
+        """Names are learned from what will be kept: a huge text is shortened first, once for both passes."""
+        assert leaf.stream is not None
+        lines = lines_of(leaf.stream, "utf-16" if leaf.kind == "utf16" else "utf-8")
+        if leaf.size is not None and leaf.size <= _LARGE:
+            for text, _ in chunks(lines):
+                self.redactor.learn(text)
+            return
+        place = self.folder / f"short-{len(self.shortened)}"
+        with place.open("wb") as out:
+            moved = cut_text(lines, out, _FIRST_CUT, self._cited(file, leaf))
+        self.shortened[leaf.path] = (place, moved)
+        with place.open("rb") as stream:
+            for text, _ in chunks(lines_of(stream)):
+                self.redactor.learn(text)
+
+    def _cited(self, file: SourceFile, leaf: Leaf) -> frozenset[int]:
+        return frozenset(self.cited.get(leaf.path, ())) | frozenset(self.cited.get(file.path, ()))
 
     # -- second pass ---------------------------------------------------------------------------------------------------------------
 
@@ -133,9 +147,9 @@ class Maker:
     def _text(self, file: SourceFile, leaf: Leaf, name: str) -> Made:
         assert leaf.stream is not None
         target, final = self._target(name)
-        cited = frozenset(self.cited.get(leaf.path, ())) | frozenset(self.cited.get(file.path, ()))
+        cited = self._cited(file, leaf)
         head = getattr(leaf.stream, "head", b"")
-        if head.lstrip()[:1] in (b"{", b"[") and (leaf.size or 0) <= _JSON_WHOLE:
+        if leaf.path not in self.shortened and head.lstrip()[:1] in (b"{", b"[") and (leaf.size or 0) <= _JSON_WHOLE:
             data = leaf.stream.read(_JSON_WHOLE + 1)
             document = _document(data)
             if document is not None:
@@ -146,15 +160,13 @@ class Maker:
         else:
             lines = lines_of(leaf.stream, "utf-16" if leaf.kind == "utf16" else "utf-8")
         how = "redacted"
-        if leaf.size is None or leaf.size > _LARGE:
-            whole = target.with_name(target.name + ".whole")
-            with whole.open("wb") as out:
-                moved = cut_text(lines, out, _FIRST_CUT, cited)
+        short = self.shortened.get(leaf.path)
+        if short is not None:
+            place, moved = short
             if moved is not None:
                 how, cited = "redacted and cut", moved
-            with whole.open("rb") as stream, target.open("wb") as out:
+            with place.open("rb") as stream, target.open("wb") as out:
                 self._redact(lines_of(stream), out, final)
-            whole.unlink()
         else:
             with target.open("wb") as out:
                 self._redact(lines, out, final)

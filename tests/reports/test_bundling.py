@@ -498,3 +498,27 @@ def test_report_renders_stacks_and_timeline_of_a_run(private_run: Path, tmp_path
     assert "WorkerAsyncOutputCopy" in page
     assert "Decode steps done" in page
     assert "WorkerAsyncOutputCopy" in (private_run / "report.md").read_text()
+
+
+def test_names_at_the_end_of_a_huge_log_are_learned_and_gone(
+    new_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of a text is what names are learned from, wherever in the text it lies, packed or not."""
+    from dsv4_repro.reports import bundle_files
+    from dsv4_repro.reports.bundle_text import Cut
+
+    monkeypatch.setattr(bundle_files, "_LARGE", 20_000)
+    monkeypatch.setattr(bundle_files, "_FIRST_CUT", Cut(2_000, 8_000))
+    run = new_run()
+    text = "".join(f"line {n} of a long log\n" for n in range(20_000)) + "Nov 29 14:05:03 zeta-77 vllm[1]: x\nzeta-77 alone\n"
+    (run / "evidence" / "long.log").write_text(text)
+    (run / "evidence" / "packed.log.gz").write_bytes(gzip.compress(text.encode()))
+    done = bundled(run, tmp_path / "b.zip")
+    files = contents(tmp_path / "b.zip")
+    for name in ("evidence/long.log", "evidence/packed.log"):
+        kept = files[name].decode()
+        assert "zeta-77" not in kept
+        assert "were left out of this bundle" in kept
+        assert kept.startswith("line 0 of")
+        assert kept.rstrip().endswith("alone")
+        assert name in done.manifest["cut"]
