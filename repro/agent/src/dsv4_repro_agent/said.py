@@ -1,0 +1,58 @@
+"""What was found, what is missing and what was done: said once in the log, kept for the status file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Said", "write_json"]
+
+_LOG = logging.getLogger("vllm.dsv4_repro_agent")
+MAX_EVENTS = 1000
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a document so that a reader sees the old one or the new one. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as stream:
+        json.dump(document, stream)
+    os.replace(temporary, path)
+
+
+class Said:
+    """``features``: name to ``{"found": bool, "why": str}``. ``events``: the last 1000 things that were done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.features: dict[str, dict[str, Any]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.changed = True
+
+    def feature(self, name: str, found: bool, why: str) -> None:
+        """The state of a feature; logged when it is new or has changed."""
+        with self._lock:
+            state = {"found": found, "why": why}
+            if self.features.get(name) == state:
+                return
+            self.features[name] = state
+            self.changed = True
+        _LOG.log(logging.INFO if found else logging.WARNING, "dsv4-repro agent: %s: %s", name, why)
+
+    def event(self, kind: str, **more: Any) -> None:
+        """Something was done (a release, the guard switched on)."""
+        with self._lock:
+            self.events.append({"kind": kind, "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns(), **more})
+            del self.events[:-MAX_EVENTS]
+            self.changed = True
+        _LOG.warning("dsv4-repro agent: %s %s", kind, more)
+
+    def document(self) -> dict[str, Any]:
+        with self._lock:
+            self.changed = False
+            return {"features": dict(self.features), "events": list(self.events)}
