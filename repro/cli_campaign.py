@@ -17,6 +17,7 @@ _KERNEL = "A further kernel, two rows: builtin:VARIANT, vllm==0.27.1, installed,
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     _verify(app)
+    _hunt(app)
     _minimise(app)
     _bisect(app)
 
@@ -117,3 +118,32 @@ def _bisect(app: typer.Typer) -> None:
 
         asked = BisectFlags(good, bad, builds, index, predicate, identity, on, arch, recipe, trials, share, kernel)
         return run_git_step(common, asked) if git_run else run_bisect(common, asked)
+
+
+def _hunt(app: typer.Typer) -> None:
+    @app.command(short_help="A campaign over a matrix of workloads: hangs found, told apart, shrunk, bundled.")
+    @flags(Common)
+    def hunt(
+        common: Common,
+        plan: Annotated[Path | None, typer.Argument(help="The plan, a TOML or JSON file.", metavar="PLAN.toml")] = None,
+        resume: Annotated[bool, typer.Option("--resume", help="Go on with the campaign in --out.")] = False,
+        status: Annotated[Path | None, typer.Option("--status", help="Only look at the campaign in this folder.")] = None,
+        workers: Annotated[
+            int | None, typer.Option("--workers", help="Processes; CPU cores or GPUs by default.", min=1, max=1024)
+        ] = None,
+        gpus: Annotated[str | None, typer.Option("--gpus", help="Numbers of the GPUs to use, e.g. 0,1.")] = None,
+        ray: Annotated[str | None, typer.Option("--ray", help="Run as Ray tasks: local, or a cluster's address.")] = None,
+        compare: Annotated[Path | None, typer.Option("--compare", help="An earlier campaign's folder: new, gone, changed.")] = None,
+        fail_on: Annotated[str, typer.Option("--fail-on", help="any hang, or only new ones (with --compare).")] = "any",
+        junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,
+    ) -> int:
+        """Run the plan's matrix until its budget is used up. Every trial is stored as it ends: kill -9 loses those in flight.
+
+        In --out (default campaigns/NAME): campaign.sqlite, campaign.html, junit.xml, summary.md, hangs/IDENTITY/. In a GitHub
+        Action the summary is added to the job's.
+
+        Exit status: 3 a hang, 4 another failure, 5 no danger window reached, 0 clean.
+        """
+        from .campaign.hunt_run import HuntFlags, run_hunt
+
+        return run_hunt(common, HuntFlags(plan, resume, status, workers, gpus, ray, compare, fail_on, junit))

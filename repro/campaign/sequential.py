@@ -54,7 +54,8 @@ class Rates:
         proof = "a hang is a proof here" if self.false_rate == 0 else f"false hang verdicts at most {self.false_rate:g} per window"
         return (
             f"sequential test per cell: a healthy cell called HANGS at most {self.alpha:g}, one with a hazard of "
-            f"{self.hazard:g} or more per window called CLEAN at most {self.beta:g} ({proof}); {self.windows_when_clean} windows without a hang decide"
+            f"{self.hazard:g} or more per window called CLEAN at most {self.beta:g} ({proof}); "
+            f"{self.windows_when_clean} windows without a hang decide"
         )
 
 

@@ -1,0 +1,191 @@
+"""``PLAN.toml``: a campaign's matrix, search and budget. Unknown keys and impossible values are named; cells are never listed.
+
+A plan with 10^12 cells is as cheap as one with ten: a cell is computed from its number (mixed radix), nothing is enumerated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ...errors import PlanError
+from ...scenarios.drain import DrainPlan
+from .cells import Cell
+
+__all__ = ["HUNT_PLAN_SCHEMA", "MOST_CELLS", "Budget", "HuntPlan", "Search", "load_hunt_plan"]
+
+HUNT_PLAN_SCHEMA = "dsv4-repro/hunt-plan/1"
+MAX_PLAN_BYTES = 1 << 20
+#: Cell numbers are stored as 64-bit integers.
+MOST_CELLS = 1 << 62
+#: Factors that are fields of the cell; all others are fields of the drain plan.
+CELL_FACTORS = ("kernel", "producer", "arch", "schedule", "sms", "slots_per_sm", "device")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Budget(_Part):
+    """When to stop; whichever comes first. ``gpu_hours``: hours of workers that hold a GPU, all together."""
+
+    minutes: float | None = Field(default=None, gt=0, le=60 * 24 * 365)
+    trials: int | None = Field(default=None, ge=1, le=10**12)
+    gpu_hours: float | None = Field(default=None, gt=0)
+    hangs: int | None = Field(default=None, ge=1, description="Stop when so many different hangs were found.")
+
+
+class Search(_Part):
+    """How cells are chosen. ``repeat``: trials of a cell in an exhaustive search, with different seeds."""
+
+    mode: Literal["random", "exhaustive", "guided"] = "guided"
+    seed: int = Field(default=0, ge=0, le=(1 << 63) - 1)
+    repeat: int = Field(default=1, ge=1, le=10**9)
+
+
+class HuntPlan(_Part):
+    """The plan. ``matrix``: factor -> values; factors are kernel, producer, arch, schedule, sms, slots_per_sm, device, and every
+    field of the drain plan. ``fixed``: the same with one value each. ``minimise``: shrink the first hang of each kind at the end.
+    """
+
+    schema_: Literal["dsv4-repro/hunt-plan/1"] = Field(default="dsv4-repro/hunt-plan/1", alias="schema")
+    name: str = Field(default="campaign", min_length=1, max_length=100)
+    on: Literal["cpu", "gpu"] = "cpu"
+    budget: Budget = Budget()
+    search: Search = Search()
+    matrix: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    fixed: dict[str, Any] = Field(default_factory=dict)
+    minimise: bool = True
+    share: bool = False
+
+    @field_validator("matrix", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError("a table of lists is expected")
+        for name, values in value.items():
+            if not isinstance(values, list | tuple) or not values:
+                raise ValueError(f"{name}: a list of at least one value is expected")
+            if len(values) > 100_000:
+                raise ValueError(f"{name}: more than 100000 values")
+            if len({json.dumps(one, sort_keys=True, default=str) for one in values}) != len(values):
+                raise ValueError(f"{name}: a value is listed twice")
+        return value
+
+    @model_validator(mode="after")
+    def _sane(self) -> HuntPlan:
+        known = {*CELL_FACTORS, *DrainPlan.model_fields} - {"seed"}
+        for name in (*self.matrix, *self.fixed):
+            if name not in known:
+                raise ValueError(f"{name[:60]!r} is no factor; there are {', '.join(sorted(known))}")
+        twice = set(self.matrix) & set(self.fixed)
+        if twice:
+            raise ValueError(f"{', '.join(sorted(twice))}: in matrix and in fixed")
+        if self.cells > MOST_CELLS:
+            raise ValueError(f"{self.cells:.3g} cells are more than {MOST_CELLS} (2^62)")
+        if self.search.mode == "exhaustive" and self.budget == Budget() and self.cells * self.search.repeat > 10**7:
+            raise ValueError(f"an exhaustive search of {self.cells:.3g} cells without a budget never ends; give [budget]")
+        if self.search.mode != "exhaustive" and self.budget == Budget():
+            raise ValueError(f"a {self.search.mode} search never ends by itself; give [budget] minutes, trials, hangs or gpu_hours")
+        self._some_cell_is_possible()
+        return self
+
+    def _some_cell_is_possible(self) -> None:
+        """A value that is impossible with the first value of every other factor, and with the last, is a mistake in the plan."""
+        for name, values in self.matrix.items():
+            if name in CELL_FACTORS:
+                continue
+            for value in values:
+                reasons = []
+                for end in (0, -1):
+                    fields = {other: those[end] for other, those in self.matrix.items() if other not in CELL_FACTORS}
+                    fields |= {other: one for other, one in self.fixed.items() if other not in CELL_FACTORS}
+                    try:
+                        DrainPlan(**{**fields, name: value})
+                    except PlanError as error:
+                        reasons.append(str(error))
+                if len(reasons) == 2:
+                    raise ValueError(f"{name} = {value!r} is impossible: {reasons[0]}")
+
+    @property
+    def cells(self) -> int:
+        """How many cells the matrix has."""
+        count = 1
+        for values in self.matrix.values():
+            count *= len(values)
+        return count
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Names of the factors, the first changes fastest."""
+        return tuple(self.matrix)
+
+    def values_of(self, number: int) -> dict[str, Any]:
+        """Factor -> value of cell ``number`` (0 to cells - 1)."""
+        found = {}
+        for name, values in self.matrix.items():
+            number, digit = divmod(number, len(values))
+            found[name] = values[digit]
+        return found
+
+    def cell(self, number: int) -> Cell:
+        """Cell ``number``; its plan may still be impossible (``Cell.drain`` says so)."""
+        varied = self.values_of(number)
+        everything = {**self.fixed, **varied}
+        fields = {name: value for name, value in everything.items() if name in CELL_FACTORS}
+        if isinstance(fields.get("arch"), str):
+            from ..drain_flags import parse_arch
+
+            fields["arch"] = parse_arch(fields["arch"])
+        if "device" in fields:
+            fields["device"] = str(fields["device"])
+        plan = {name: value for name, value in everything.items() if name not in CELL_FACTORS}
+        return Cell(name=f"cell {number}", ground=self.on, share=self.share, plan=plan, factors=varied, **fields)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @property
+    def key(self) -> str:
+        """A hash over what decides which trial is which: everything but the budget."""
+        document = {name: value for name, value in self.document().items() if name not in ("budget", "minimise")}
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], where: str = "plan") -> HuntPlan:
+        """From parsed TOML or JSON. PlanError names key and value."""
+        try:
+            return cls.model_validate(dict(document))
+        except ValidationError as error:
+            parts = []
+            for item in error.errors(include_url=False, include_context=False)[:5]:
+                place = ".".join(str(part) for part in item["loc"])
+                message = item["msg"].removeprefix("Value error, ")
+                parts.append(f"{place}: {message}" if place else message)
+            raise PlanError(f"{where}: {'; '.join(parts)}", help_text="See docs/campaigns.md for the keys of a plan.") from None
+
+
+def load_hunt_plan(path: Path) -> HuntPlan:
+    """A plan from a TOML or JSON file of at most 1 MiB. PlanError names the file and the key."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_PLAN_BYTES + 1)
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror or error}") from None
+    if len(raw) > MAX_PLAN_BYTES:
+        raise PlanError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB")
+    try:
+        text = raw.decode("utf-8")
+        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path}: not a plan: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise PlanError(f"{path}: a plan is a table of keys")
+    return HuntPlan.from_document(document, str(path))

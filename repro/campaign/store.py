@@ -1,0 +1,407 @@
+"""The campaign's store: SQLite in WAL mode, one writer, a trial a transaction, so that kill -9 loses only trials in flight.
+
+``trials`` has a row for each trial that ended, by its number: written once, never twice. ``tally`` and ``windows`` are kept in
+the same transaction, so a summary of a million trials reads a few hundred rows; ``recount`` makes them anew from the trials. The
+order of the trials is a function of their number (and, when guided, of what was stored before), so a resumed campaign makes the
+numbers that are missing. Power loss may cost the last second's trials (WAL, synchronous NORMAL); the file stays consistent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...clock import SYSTEM, Clock, utc_stamp
+from ...errors import RefusedError, RunStoreError
+from .cells import TrialResult
+from .plan import HuntPlan
+
+__all__ = ["CampaignStore", "HangKind", "Summary"]
+
+FORMAT = "1"
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE trials (
+  number INTEGER PRIMARY KEY, cell INTEGER NOT NULL, seed INTEGER NOT NULL, kind TEXT NOT NULL, window INTEGER NOT NULL,
+  identity TEXT, seconds REAL NOT NULL, to_hang REAL, worker TEXT NOT NULL, at TEXT NOT NULL, reused INTEGER, why TEXT NOT NULL
+);
+CREATE INDEX trials_of_hangs ON trials (identity) WHERE identity IS NOT NULL;
+CREATE TABLE tally (
+  factor TEXT NOT NULL, value TEXT NOT NULL, kind TEXT NOT NULL, trials INTEGER NOT NULL, seconds REAL NOT NULL,
+  PRIMARY KEY (factor, value, kind)
+) WITHOUT ROWID;
+CREATE TABLE windows (key TEXT PRIMARY KEY, trials INTEGER NOT NULL, hangs INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE hangs (
+  identity TEXT PRIMARY KEY, class TEXT NOT NULL, cause TEXT, signature TEXT, first_trial INTEGER NOT NULL, hangs INTEGER NOT NULL,
+  minimised TEXT, bundle TEXT
+) WITHOUT ROWID;
+CREATE TABLE events (id INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HangKind:
+    """One identity. ``minimised``, ``bundle``: what was written about it, relative to the campaign's folder."""
+
+    identity: str
+    class_: str
+    cause: str | None
+    signature: str | None
+    first_trial: int
+    hangs: int
+    minimised: str | None
+    bundle: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A campaign so far. ``kinds``: how trials ended -> how many. ``factors``: factor -> value -> kind -> trials."""
+
+    name: str
+    trials: int
+    kinds: Mapping[str, int]
+    seconds: float
+    hangs: tuple[HangKind, ...]
+    windows: tuple[tuple[str, int, int], ...]
+    factors: Mapping[str, Mapping[str, Mapping[str, int]]]
+
+    @property
+    def reached(self) -> int:
+        """Trials that reached a danger window: those that hung or were clean in it."""
+        return self.kinds.get("hang", 0) + self.kinds.get("clean", 0)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "name": self.name, "trials": self.trials, "kinds": dict(self.kinds), "windows_reached": self.reached,
+            "trial_seconds": round(self.seconds, 3),
+            "hangs": [{**{name: getattr(hang, name) for name in ("identity", "cause", "signature", "first_trial", "hangs", "minimised",
+                                                                "bundle")}, "class": hang.class_} for hang in self.hangs],
+            "danger_windows": [{"window": key, "trials": trials, "hangs": hangs} for key, trials, hangs in self.windows[:200]],
+            "factors": {name: {value: dict(kinds) for value, kinds in values.items()} for name, values in self.factors.items()},
+        }  # fmt: skip
+
+
+def _error(error: sqlite3.Error, path: Path) -> RunStoreError:
+    text = str(error)
+    full = "full" in text or "I/O" in text
+    return RunStoreError(
+        f"the campaign's store cannot be used: {text}" + ("; what was written before stays" if full else ""),
+        path=str(path),
+        help_text="Free some space, then: dsv4-repro hunt PLAN --resume"
+        if full
+        else "Copy the folder from a backup, or start a new campaign.",
+    )
+
+
+class CampaignStore:
+    """Open with ``create``, ``resume`` (both take the lock) or ``read`` (takes none). A context manager."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection, lock: int | None, clock: Clock) -> None:
+        self.folder = folder
+        self._db = connection
+        self._lock = lock
+        self._clock = clock
+
+    # -- opening -------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, folder: Path, plan: HuntPlan, *, clock: Clock = SYSTEM) -> CampaignStore:
+        """A new campaign in ``folder``. RefusedError if there is one already or somebody hunts there; RunStoreError for disk
+        errors.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunStoreError(f"cannot make the folder: {error.strerror or error}", path=str(folder)) from None
+        lock = _locked(folder)
+        if (folder / "campaign.sqlite").exists():
+            os.close(lock)
+            raise RefusedError(f"{folder} holds a campaign already", help_text="Go on with --resume, or write elsewhere: --out DIR")
+        partial = folder / "campaign.sqlite.new"
+        for leftover in folder.glob("campaign.sqlite.new*"):
+            leftover.unlink()
+        store = cls(folder, _connect(partial), lock, clock)
+        try:
+            with store._writing():
+                for statement in _TABLES.split(";\n"):
+                    if statement.strip():
+                        store._db.execute(statement)
+                meta = {"format": FORMAT, "plan": json.dumps(plan.document()), "plan_key": plan.key, "created": utc_stamp(clock)}
+                store._db.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
+            store._db.close()
+            partial.replace(folder / "campaign.sqlite")  # a store is whole or not there
+            store._db = _connect(folder / "campaign.sqlite")
+        except sqlite3.Error as error:
+            os.close(lock)
+            raise _error(error, folder) from None
+        return store
+
+    @classmethod
+    def resume(cls, folder: Path, plan: HuntPlan | None = None, *, clock: Clock = SYSTEM) -> CampaignStore:
+        """Go on. RefusedError if somebody hunts there now, or if ``plan`` is another one (its budget may differ)."""
+        path = _existing(folder)
+        lock = _locked(folder)
+        store = cls(folder, _connect(path), lock, clock)
+        try:
+            store._check_format()
+            if plan is not None and store._meta("plan_key") != plan.key:
+                raise RefusedError(
+                    f"{folder} holds the campaign of another plan",
+                    help_text="Only the budget may change; or write elsewhere: --out DIR",
+                )
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def read(cls, folder: Path) -> CampaignStore:
+        """Look at a campaign, running or not, without the lock. RunStoreError if there is none that can be read."""
+        path = _existing(folder)
+        try:
+            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
+        except sqlite3.Error as error:
+            raise _error(error, path) from None
+        store = cls(folder, connection, None, SYSTEM)
+        try:
+            store._check_format()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def __enter__(self) -> CampaignStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close and let go of the lock; may be called twice."""
+        self._db.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check_format(self) -> None:
+        try:
+            found = self._meta("format")
+        except sqlite3.Error as error:
+            raise _error(error, self.folder) from None
+        if found != FORMAT:
+            raise RunStoreError(f"format {found!r}, {FORMAT!r} expected", path=str(self.folder / "campaign.sqlite"))
+
+    def _meta(self, key: str) -> str | None:
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    @property
+    def plan(self) -> HuntPlan:
+        """The plan that the campaign was created with."""
+        return HuntPlan.from_document(json.loads(self._meta("plan") or "{}"), str(self.folder))
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise _error(error, self.folder / "campaign.sqlite") from None
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    # -- writing -------------------------------------------------------------------------------------------------------------
+
+    def add(self, number: int, cell: int, factors: Mapping[str, Any], result: TrialResult, worker: str) -> bool:
+        """One trial that ended, in one transaction. False if that number is stored already: then nothing is counted."""
+        return self.add_many([(number, cell, factors, result, worker)]) == 1
+
+    def add_many(self, ended: list[tuple[int, int, Mapping[str, Any], TrialResult, str]]) -> int:
+        """Several trials in one transaction; how many were new."""
+        new = 0
+        with self._writing() as db:
+            for number, cell, factors, result, worker in ended:
+                new += self._add(db, number, cell, factors, result, worker)
+        return new
+
+    def _add(
+        self, db: sqlite3.Connection, number: int, cell: int, factors: Mapping[str, Any], result: TrialResult, worker: str
+    ) -> int:
+        reused = None if result.reused is None else int(result.reused)
+        done = db.execute(
+            "INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (number, cell, result.seed, result.kind, int(result.window), result.identity, result.seconds, result.to_hang_s, worker,
+             utc_stamp(self._clock), reused, "" if result.kind == "clean" else result.why[:1000]),
+        )  # fmt: skip
+        if done.rowcount != 1:
+            return 0
+        rows = [(name, _text(value), result.kind, result.seconds) for name, value in (("", ""), *factors.items())]
+        db.executemany(
+            "INSERT INTO tally VALUES (?, ?, ?, 1, ?) "
+            "ON CONFLICT DO UPDATE SET trials = trials + 1, seconds = seconds + excluded.seconds",
+            rows,
+        )
+        hung = int(result.kind == "hang")
+        last = result.windows[-1] if result.windows else None
+        db.executemany(
+            "INSERT INTO windows VALUES (?, 1, ?) ON CONFLICT DO UPDATE SET trials = trials + 1, hangs = hangs + excluded.hangs",
+            [(key, hung if key == last else 0) for key in result.windows],
+        )
+        if hung:
+            db.execute(
+                "INSERT INTO hangs VALUES (?, ?, ?, ?, ?, 1, NULL, NULL) ON CONFLICT DO UPDATE SET hangs = hangs + 1",
+                (result.identity or "not identified", result.class_, result.cause, result.signature, number),
+            )
+        return 1
+
+    def event(self, kind: str, **detail: Any) -> None:
+        """A worker that died, a node that was lost, a device that was cleared."""
+        with self._writing() as db:
+            text = json.dumps(detail, default=str)[:4000]
+            db.execute("INSERT INTO events (at, kind, detail) VALUES (?, ?, ?)", (utc_stamp(self._clock), kind, text))
+
+    def note_artefact(self, identity: str, *, minimised: str | None = None, bundle: str | None = None) -> None:
+        """What was written about a hang."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE hangs SET minimised = coalesce(?, minimised), bundle = coalesce(?, bundle) WHERE identity = ?",
+                (minimised, bundle, identity),
+            )
+
+    def recount(self) -> None:
+        """Make ``tally`` anew from the trials (the windows' table cannot be: trials do not keep all their keys)."""
+        plan = self.plan
+        tally: dict[tuple[str, str, str], list[float]] = {}
+        for cell, kind, seconds in self._db.execute("SELECT cell, kind, seconds FROM trials"):
+            for name, value in (("", ""), *plan.values_of(cell).items()):
+                entry = tally.setdefault((name, _text(value), kind), [0, 0.0])
+                entry[0] += 1
+                entry[1] += seconds
+        with self._writing() as db:
+            db.execute("DELETE FROM tally")
+            db.executemany("INSERT INTO tally VALUES (?, ?, ?, ?, ?)", [(*key, int(n), s) for key, (n, s) in tally.items()])
+
+    # -- reading -------------------------------------------------------------------------------------------------------------
+
+    def done_numbers(self) -> tuple[int, list[int]]:
+        """(the smallest number from which on none is stored, the missing numbers below it; at most a million of them)."""
+        try:
+            (high,) = self._db.execute("SELECT coalesce(max(number) + 1, 0) FROM trials").fetchone()
+            (count,) = self._db.execute("SELECT count(*) FROM trials").fetchone()
+            if count == high:
+                return int(high), []
+            missing: list[int] = []
+            expected = 0
+            for (number,) in self._db.execute("SELECT number FROM trials ORDER BY number"):
+                while expected < number and len(missing) < 1_000_000:
+                    missing.append(expected)
+                    expected += 1
+                expected = number + 1
+            return int(high), missing
+        except sqlite3.Error as error:
+            raise _error(error, self.folder) from None
+
+    def window_counts(self) -> dict[str, int]:
+        """Danger window -> trials that reached it."""
+        return dict(self._db.execute("SELECT key, trials FROM windows"))
+
+    def first_trial(self, identity: str) -> tuple[int, int]:
+        """(cell, seed) of the first trial that hung so."""
+        row = self._db.execute("SELECT cell, seed FROM trials WHERE identity = ? ORDER BY number LIMIT 1", (identity,)).fetchone()
+        if row is None:
+            raise RunStoreError(f"no trial hung with identity {identity}", path=str(self.folder))
+        return int(row[0]), int(row[1])
+
+    def times_to_hang(self, most: int = 10_000) -> list[tuple[str, float]]:
+        """(identity, seconds from the trial's start to the verdict), the first ``most`` hangs."""
+        rows = self._db.execute(
+            "SELECT identity, to_hang FROM trials WHERE identity IS NOT NULL AND to_hang IS NOT NULL ORDER BY number LIMIT ?",
+            (most,),
+        )
+        return [(str(identity), float(seconds)) for identity, seconds in rows]
+
+    def events(self, kind: str | None = None) -> list[tuple[str, str, dict[str, Any]]]:
+        """(when, kind, detail) of all events, or of one kind."""
+        rows = self._db.execute("SELECT at, kind, detail FROM events WHERE ? IS NULL OR kind = ? ORDER BY id", (kind, kind))
+        found = []
+        for at, name, detail in rows:
+            try:
+                parsed = json.loads(detail)
+            except ValueError:
+                parsed = {"text": detail}  # cut at its longest
+            found.append((str(at), str(name), parsed))
+        return found
+
+    def summary(self) -> Summary:
+        """The campaign so far, from the tallies. RunStoreError if it cannot be read."""
+        try:
+            factors: dict[str, dict[str, dict[str, int]]] = {}
+            kinds: dict[str, int] = {}
+            total = 0.0
+            for factor, value, kind, trials, seconds in self._db.execute("SELECT factor, value, kind, trials, seconds FROM tally"):
+                if factor == "":
+                    kinds[kind] = trials
+                    total += seconds
+                else:
+                    factors.setdefault(factor, {}).setdefault(value, {})[kind] = trials
+            rows = self._db.execute(
+                "SELECT identity, class, cause, signature, first_trial, hangs, minimised, bundle FROM hangs "
+                "ORDER BY hangs DESC, identity"
+            )
+            hangs = tuple(HangKind(*row) for row in rows)
+            windows = tuple(self._db.execute("SELECT key, trials, hangs FROM windows ORDER BY trials DESC, key"))
+        except sqlite3.Error as error:
+            raise _error(error, self.folder) from None
+        return Summary(self.plan.name, sum(kinds.values()), kinds, total, hangs, windows, factors)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, timeout=30.0, isolation_level=None)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error as error:
+        raise _error(error, path) from None
+    return connection
+
+
+def _existing(folder: Path) -> Path:
+    path = folder / "campaign.sqlite"
+    if not path.is_file():
+        raise RunStoreError("no campaign here", path=str(folder), help_text="Start one: dsv4-repro hunt PLAN.toml --out DIR")
+    return path
+
+
+def _locked(folder: Path) -> int:
+    """An exclusive lock that the kernel drops with the process, however it ends."""
+    try:
+        fd = os.open(folder / "campaign.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunStoreError(f"the lock cannot be made: {error.strerror or error}", path=str(folder)) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise RefusedError(
+            f"another hunt is writing to {folder}",
+            help_text="Look at it: dsv4-repro hunt --status DIR; or write elsewhere: --out DIR",
+        ) from None
+    os.set_inheritable(fd, False)
+    return fd
