@@ -165,6 +165,7 @@ def html_report(source: ReportSource, extras: ReportExtras | None = None) -> str
         "figures": _figures(source, extras, picture),
         "picture": picture,
         "timeline": extras.timeline,
+        "collected": extras.timeline is not None and any(mark.lane == "collect" for mark in extras.timeline.marks),
         "marks": numbered(extras.timeline) if extras.timeline is not None else [],
         "decisive": statements(more.get("decisive")),
         "against": statements(more.get("contradicting")),

@@ -435,12 +435,21 @@ def build_timeline(lines: Iterable[Mapping[str, Any] | Unread], diagnosis: Diagn
     if not times:
         return None
     start, end = min([*times, 0.0] if ours else times), max(times)
-    origin = "seconds since the run's start" if ours else "seconds since the first event"
-    if builder.zero is not None:
-        try:
-            moment = dt.datetime.fromtimestamp(builder.zero, dt.UTC)
-        except (OverflowError, ValueError, OSError):
-            moment = None
-        if moment is not None:
-            origin += f", {moment:%Y-%m-%d %H:%M:%S} UTC"
-    return Timeline(start, max(end, start + 1e-3), origin, curves, tuple(marks), tuple(notes))
+    origin = _origin(builder, ours, events)
+    return Timeline(start, end if end > start + 1e-6 else start + 1.0, origin, curves, tuple(marks), tuple(notes))
+
+
+def _origin(builder: _Builder, ours: bool, events: list[Any]) -> str:
+    """What 0 s is, in words; a date only where the sources give one, and UTC only where they say so."""
+    if not ours:
+        first = next((e for e in events if isinstance(e, Mapping) and _moment(e) == builder.zero), None)
+        when = str(first.get("when", ""))[:40] if first is not None else ""
+        clock = "" if when.endswith("Z") else " in the sources' own clock"
+        return f"seconds since the first reading, {when}{clock}" if when and "?" not in when else "seconds since the first reading"
+    if builder.zero is None:
+        return "seconds since the run's start"
+    try:
+        moment = dt.datetime.fromtimestamp(builder.zero, dt.UTC)
+    except (OverflowError, ValueError, OSError):
+        return "seconds since the run's start"
+    return f"seconds since the run's start, {moment:%Y-%m-%d %H:%M:%S} UTC"

@@ -114,6 +114,11 @@ def _evidence_files(view: RunView) -> tuple[list[SourceFile], list[tuple[str, st
             )
     present = {file.path for file in found}
     skipped += [(entry.path, "in the index, but not in the run directory") for entry in view.evidence if entry.path not in present]
+    known = present | {path for path, _ in skipped}
+    for item in view.diagnosis.evidence[:_MOST_FILES] if view.diagnosis is not None else ():
+        if item.path and item.path not in known:
+            known.add(item.path)
+            skipped.append((item.path, "the diagnosis rests on it, but it is not kept in the run directory: attach it yourself"))
     return found, skipped
 
 

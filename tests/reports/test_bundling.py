@@ -21,9 +21,10 @@ import pytest
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import RunStoreError, UsageError
 from dsv4_repro.forensics.autopsy import autopsy_paths
-from dsv4_repro.forensics.records import Diagnosis
+from dsv4_repro.forensics.records import Diagnosis, Evidence
 from dsv4_repro.reports.bundle_records import RedactionReport
 from dsv4_repro.repro.autopsy import autopsy_run
+from dsv4_repro.repro.bundle_environment import deadlines, environment_document
 from dsv4_repro.repro.bundling import is_bundle, make_bundle, opened_bundle, parse_size
 from dsv4_repro.repro.cli import build
 from dsv4_repro.repro.runread import open_run
@@ -522,3 +523,42 @@ def test_names_at_the_end_of_a_huge_log_are_learned_and_gone(
         assert kept.startswith("line 0 of")
         assert kept.rstrip().endswith("alone")
         assert name in done.manifest["cut"]
+
+
+def test_evidence_that_lies_elsewhere_is_named(new_run: Callable[..., Path], made: Any, tmp_path: Path) -> None:
+    elsewhere = Evidence(id="e1", kind="engine log", path="/home/alice/incident/engine.log", sha256="ef" * 32)
+    run = new_run(diagnosis=made.hang(evidence=(elsewhere,), chain=()))
+    done = bundled(run, tmp_path / "b.zip")
+    (entry,) = [item for item in done.manifest["left_out"] if item["path"].endswith("incident/engine.log")]
+    assert "attach it yourself" in entry["why"]
+    everything = b"\n".join(contents(tmp_path / "b.zip").values()).decode("utf-8", "replace")
+    assert "alice" not in everything
+    assert "ef" * 32 not in everything
+
+
+def test_deadlines_say_whether_they_were_read_or_are_defaults() -> None:
+    run = {"command": ["dsv4-repro", "run", "drain", "--timeout", "90"]}
+    rows = {
+        row["deadline"]: row
+        for row in deadlines(run, ["x VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800 y", '"VLLM_RINGBUFFER_WARNING_INTERVAL": "10"'])
+    }
+    assert (rows["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]["value"], rows["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]["known"]) == (
+        "1800",
+        "read in the evidence",
+    )
+    assert rows["VLLM_RINGBUFFER_WARNING_INTERVAL"]["value"] == "10"
+    assert rows["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]["known"] == "default, not read"
+    assert rows["--timeout"]["value"] == "90 s"
+
+
+def test_the_environment_keeps_the_runs_and_the_bundlers_machine_apart(private_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "never-written")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    document = environment_document(open_run(private_run).run.document(), created="now")
+    assert document["recorded_with_the_run"]["environment"]["device"] == "NVIDIA H200"
+    here = document["where_the_bundle_was_made"]
+    assert "need not be the machine" in here["note"]
+    assert here["variables"]["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert "never-written" not in json.dumps(document)
+    assert {"memory.max", "cpus", "ptrace_scope", "limits_soft_hard", "shm_bytes"} <= set(here["limits"])
+    assert isinstance(here["topology"], str)

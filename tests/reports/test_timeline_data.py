@@ -83,8 +83,23 @@ def test_the_classifiers_events_and_series_are_placed_from_their_first(made: Any
     (mark,) = timeline.marks
     assert (mark.t, mark.level, mark.text) == (60.0, "bad", "RPC timed out [e.log:7]")
     assert {(curve.panel, curve.name) for curve in timeline.curves} == {("utilisation", "GPU (GPU 0)"), ("requests", "running")}
-    assert timeline.origin.startswith("seconds since the first event")
+    assert timeline.origin == "seconds since the first reading"
     assert "year 2026 taken from the sources that write one" in timeline.notes
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ("2026-05-01T00:01:00Z", "seconds since the first reading, 2026-05-01T00:01:00Z"),
+        ("2026-05-01T00:01:00", "seconds since the first reading, 2026-05-01T00:01:00 in the sources' own clock"),
+        ("????-05-01T00:01:00", "seconds since the first reading"),
+    ],
+)
+def test_no_date_and_no_zone_is_claimed_that_no_source_gives(when: str, words: str) -> None:
+    events = [{"seconds": 1.78e9, "when": when, "kind": "fatal", "text": "x"}]
+    timeline = placed([], timeline={"events": events})
+    assert timeline.origin == words
+    assert timeline.end - timeline.start == 1.0
 
 
 def test_a_log_in_a_local_clock_is_not_laid_over_the_runs_own_time() -> None:
