@@ -25,7 +25,7 @@ from .identity import base_name, readable_name
 from .judge import Judged, judge
 from .ledger import abi_params
 from .printed import by_name
-from .records import Diagnosis, Evidence, UnreadItem, Verdict, Window, outcome_of
+from .records import Diagnosis, Evidence, UnreadItem, Verdict, Wait, Window, outcome_of
 
 __all__ = ["Experiment", "diagnose_dump", "diagnose_state", "diagnose_transcript"]
 
@@ -88,7 +88,7 @@ def diagnose_state(
             "class": found.class_, "cause": found.cause, "confidence": found.confidence, "signature": signature,
             "identity": found.identity, "sentence": found.sentence,
         }),
-        "waits": found.waits,
+        "waits": _interpreted_waits(found.waits) if state.origin == "interpreted" else found.waits,
         "ledger": found.ledger,
         "chain": causal_chain(seen, step, _cited(evidence)),
         "window": _window(step),
@@ -134,6 +134,16 @@ def diagnose_transcript(path: str | Path, *, ground: Ground = "file", hung: bool
 
 # ---------------------------------------------------------------------------------------------------------------------------------
 # What the judge is given
+
+
+def _interpreted_waits(waits: Sequence[Wait]) -> tuple[Wait, ...]:
+    """What is read from a register of a device is measured; of the interpreter's, interpreted."""
+    keys = ("address_status", "value_status", "target_status")
+    changed = []
+    for wait in waits:
+        known = {key: "interpreted" for key in keys if (wait.model_extra or {}).get(key) == "measured"}
+        changed.append(wait.model_copy(update=known) if known else wait)
+    return tuple(changed)
 
 
 def _reader(state: DeviceState, memory: Word | None) -> Word:

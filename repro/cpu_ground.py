@@ -91,7 +91,7 @@ class CpuGround:
         needed = sum(2 * ROTATION * 4 * plan.rows * plan.stride for plan in launches)
         if needed > _MOST_BYTES:
             raise BudgetError(
-                f"the plan's logits take {needed / 2**30:.1f} GiB on the CPU ground; at most {_MOST_BYTES / 2**30:.0f} GiB are used",
+                f"the plan's logits take {needed / 2**30:.1f} GiB on the CPU ground; at most {_MOST_BYTES / 2**30:.0f} are used",
                 help_text="A smaller --max-model-len, a larger --compress, or fewer and smaller --capture-sizes",
             )
         program = Program.from_image(request.kernel)
@@ -374,8 +374,14 @@ class CpuGround:
 
 
 def _with_text(read: DeviceState, written: DeviceState) -> DeviceState:
-    """What was read back from the dump, with the instructions as text where the run had no machine code to put into it."""
-    texts = {grid.grid_id: grid.sass for grid in written.grids if grid.code is None}
-    return replace(
-        read, grids=tuple(replace(grid, sass=texts[grid.grid_id]) if grid.grid_id in texts else grid for grid in read.grids)
+    """What was read back from the dump, with kernel name and instructions as text where the run had no machine code to put into
+    it: a dump's names come with its code.
+    """
+    texts = {grid.grid_id: grid for grid in written.grids if grid.code is None}
+    if not texts:
+        return read
+    grids = tuple(
+        replace(grid, sass=texts[grid.grid_id].sass, kernel=texts[grid.grid_id].kernel) if grid.grid_id in texts else grid
+        for grid in read.grids
     )
+    return replace(read, grids=grids)
