@@ -32,7 +32,7 @@ _SASS = re.compile(r"^(=>)?\s*0x([0-9a-fA-F]+)(?:\s+<(.+?)(?:\+(\d+))?>)?:\s+(?!
 _REGISTER = re.compile(r"^\s*(U?R\d+|U?P\d|RZ|URZ)\s+0x([0-9a-fA-F]+)\b")
 _PRINTED_REGISTER = re.compile(r"\$(U?R\d+)\s*=\s*(?:0x([0-9a-fA-F]+)|(\d+))\b|^\$(U?R\d+)\s+(\d+)", re.MULTILINE)
 _COUNTER = re.compile(
-    r"\b(arrival_counter|barrier_counter|arrive_count|\w*arriv\w*|sync_counter|pass_done)\s*(?:=|:)\s*(-?\d+|0x[0-9a-fA-F]+)"
+    r"\b(arrival_counter|barrier_counter|arrive_count|\w{0,40}arriv\w{0,40}|sync_counter|pass_done)\s*(?:=|:)\s*(-?\d+|0x[0-9a-fA-F]+)"
 )
 _TARGET = re.compile(r"\b(?:target|expected|wait_value|wait_target|goal)\s*(?:=|:)\s*(\d+)")
 _SMS = re.compile(r"\bnum_sms\b[^\d\n]{0,12}(\d+)|\b(\d{1,3}) SMs\b")
@@ -43,7 +43,10 @@ _FOCUS = re.compile(
     r"(\d+),(\d+)\), device (\d+), sm (\d+)"
 )
 _FRAME = re.compile(r"^#(\d+)\s+(?:0x([0-9a-fA-F]+) in )?(.*)$")
-_LAUNCH = re.compile(r"(?:void )?([\w:~]+(?:<[^\n]*?>)?)(?:\([^<>\n]*\))? ?<<<\((\d+),(\d+),(\d+)\),\((\d+),(\d+),(\d+)\)>>>")
+_LAUNCH = re.compile(
+    r"(?:void )?([\w:~]{1,200}(?:<[^\n]{0,300}?>)?)(?:\([^<>\n]{0,200}\))? ?<<<"
+    r"\((\d+),(\d+),(\d+)\),\((\d+),(\d+),(\d+)\)>>>"
+)
 _EXCEPTION = re.compile(
     r"CUDA Exception: ([^\n]+)|received signal (CUDA_EXCEPTION_\d+, [^\n.]+)|(CUDBG_EXCEPTION_\w+)|(CUDA_EXCEPTION_\d+[^\n]{0,60})"
 )

@@ -44,25 +44,25 @@ EVENTS: dict[str, re.Pattern[str]] = {
         "serving": r"Application startup complete",
         "load-start": r"Starting to load model|Loading model from scratch|Loading weights from|Filesystem type for checkpoints: "
         r"(?P<fs>[^.]+)\."
-        r"(?: Checkpoint size: (?P<size>[\d.]+) (?P<unit>[KMGT]iB))?",
-        "load-progress": r"Loading [\w -]*(?:shards|weights|tensors)[^:\n]{0,"
+        r"(?: Checkpoint size: (?P<size>\d+(?:\.\d+)?) (?P<unit>[KMGT]iB))?",
+        "load-progress": r"Loading [\w -]{0,40}(?:shards|weights|tensors)[^:\n]{0,"
         r"40}:\s+(?P<percent>\d+)%[^|\n]*\|(?:[^|\n]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)",
-        "load-done": r"Loading weights took (?P<seconds>[\d.]+) seconds|Model loading took (?P<gib>[\d.]+)",
+        "load-done": r"Loading weights took (?P<seconds>\d+(?:\.\d+)?) seconds|Model loading took (?P<gib>\d+(?:\.\d+)?)",
         "compile-start": r"Start compiling function|Using cache directory: \S+ for vLLM's torch\.compile|Dynamo bytecode "
-        r"transform time: (?P<seconds>[\d.]+)",
-        "compile-step": r"Compiling a graph for .{1,80}? takes (?P<seconds>[\d.]+) s|Cache the graph (?:for|of)",
-        "compile-done": r"torch\.compile (?:takes|took) (?P<seconds>[\d.]+) s in total",
+        r"transform time: (?P<seconds>\d+(?:\.\d+)?)",
+        "compile-step": r"Compiling a graph for .{1,80}? takes (?P<seconds>\d+(?:\.\d+)?) s|Cache the graph (?:for|of)",
+        "compile-done": r"torch\.compile (?:takes|took) (?P<seconds>\d+(?:\.\d+)?) s in total",
         "capture-progress": r"Capturing .{0,60}?(?:CUDA graphs?|cudagraphs?|graph shapes)[^:\n]{0,"
         r"40}:\s+(?P<percent>\d+)%[^|\n]*\|(?:[^|\n]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)",
-        "capture-done": r"Graph capturing finished in (?P<seconds>[\d.]+)",
-        "init-done": r"init engine \(profile, create kv cache, warmup model\) took (?P<seconds>[\d.]+)",
-        "jit": r"(?P<backend>Triton|CuTeDSL|TileLang|\w+) (?:kernel )?JIT compilation during inference: (?P<name>[^ (]+)",
+        "capture-done": r"Graph capturing finished in (?P<seconds>\d+(?:\.\d+)?)",
+        "init-done": r"init engine \(profile, create kv cache, warmup model\) took (?P<seconds>\d+(?:\.\d+)?)",
+        "jit": r"(?P<backend>\b\w{1,40}) (?:kernel )?JIT compilation during inference: (?P<name>[^ (]+)",
         "jit-start": r"JIT[- ]compiling\b|(?:Start(?:ing)?|Begin(?:ning)?) (?:JIT|to compile|compil\w+)|Loading JIT ops: "
         r"(?P<ops>\S+)|\bJIT ops?: building\b",
         "jit-done": r"Finished loading JIT ops: (?P<ops>\S+)|(?:JIT )?[Cc]ompilation (?:finished|done|completed)",
         "build-failed": r"ninja: build stopped|Error building extension|Ninja build failed|\bnvcc fatal\b|FAILED: .{0,120}\.(?:o|"
         r"so|cubin|cu)\b"
-        r"|nvcc error\s*:|Error compiling objects for extension|(?:cicc|nvcc|ptxas|ninja|cc1plus)\S*(?: died due to signal|: "
+        r"|nvcc error\s*:|Error compiling objects for extension|(?:cicc|nvcc|ptxas|ninja|cc1plus)\S{0,60}(?: died due to signal|: "
         r"Killed| .{0,40}Killed signal)",
         "lock-wait": r"(?:[Ww]aiting for|[Ww]aiting on|[Aa]ttempting to acquire|[Ff]ailed to acquire) .{0,60}(?:file ?lock|lock "
         r"file|\.lock\b|lock )",
@@ -100,42 +100,42 @@ EVENTS: dict[str, re.Pattern[str]] = {
 EVENTS["exception"] = re.compile(EVENTS["exception"].pattern, re.MULTILINE)
 
 _STATS = re.compile(
-    r"(?:Engine (?P<engine>\w+): )?Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, "
-    r"Avg generation throughput: (?P<generation>[\d.]+) tokens/s, (?P<rest>[^\n]*)"
+    r"(?:Engine (?P<engine>\w+): )?Avg prompt throughput: (?P<prompt>\d+(?:\.\d+)?) tokens/s, "
+    r"Avg generation throughput: (?P<generation>\d+(?:\.\d+)?) tokens/s, (?P<rest>[^\n]*)"
 )
 _SGLANG = re.compile(
     r"(?:\bTP(?P<engine>\d+)\] ?)?(?P<kind>Decode|Prefill) batch[.,] (?P<rest>[^\n]*#running-req: (?P<running>\d+)[^\n]*)"
 )
-_SGLANG_RATE = re.compile(r"(?:gen|input) throughput \(token/s\): ([\d.]+)")
+_SGLANG_RATE = re.compile(r"(?:gen|input) throughput \(token/s\): (\d+(?:\.\d+)?)")
 _SGLANG_QUEUE = re.compile(r"#queue-req: (\d+)")
-_SGLANG_USAGE = re.compile(r"token usage: ([\d.]+)")
+_SGLANG_USAGE = re.compile(r"token usage: (\d+(?:\.\d+)?)")
 _RUNNING = re.compile(r"Running: (\d+) reqs")
 _WAITING = re.compile(r"(?:Waiting|Pending): (\d+) reqs")
 _DEFERRED = re.compile(r"Deferred: (\d+) reqs")
 _PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
-_KV = re.compile(r"GPU KV cache usage: ([\d.]+)%")
+_KV = re.compile(r"GPU KV cache usage: (\d+(?:\.\d+)?)%")
 _PROCESS = re.compile(r"^\s*\((?P<name>[^()\n]{1,60}?) pid=(?P<pid>\d+)(?:, ip=[^)]*)?\)")
 _VERSIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("vllm", re.compile(r"Initializing a V1 LLM engine \(v(\d[\w.+-]*)\)")),
     ("vllm", re.compile(r"Dumping input data for V1 LLM engine \(v(\d[\w.+-]*)\)")),
-    ("vllm", re.compile(r"vLLM (?:API server )?[Vv]ersion\s*:?\s*v?(\d[\w.+-]*)")),
-    ("vllm", re.compile(r"(?m)^\s*(?:Name: )?vllm\s*==\s*(\d[\w.+-]*)")),
-    ("flashinfer", re.compile(r"flashinfer(?:[-_]python)?\s*(?:==|version:?|:)\s*v?(\d[\w.+-]*)", re.IGNORECASE)),
+    ("vllm", re.compile(r"vLLM (?:API server )?[Vv]ersion[ \t]*:?[ \t]*v?(\d[\w.+-]*)")),
+    ("vllm", re.compile(r"(?m)^[ \t]*(?:Name: )?vllm[ \t]*==[ \t]*(\d[\w.+-]*)")),
+    ("flashinfer", re.compile(r"flashinfer(?:[-_]python)?[ \t]*(?:==|version:?|:)[ \t]*v?(\d[\w.+-]*)", re.IGNORECASE)),
     ("nccl", re.compile(r"(?:nccl==|NCCL version:? |nccl-cu\d\d==)v?(\d[\w.+-]*)")),
-    ("torch", re.compile(r"(?:PyTorch version|(?m:^torch)==?)\s*:?\s*(\d[\w.+-]*)")),
+    ("torch", re.compile(r"(?:PyTorch version|(?m:^torch)==?)[ \t]*:?[ \t]*(\d[\w.+-]*)")),
     (
         "tensor_parallel_size",
-        re.compile(r"tensor_parallel_size[=:]\s*(\d+)|--tensor-parallel-size[= ](\d+)|'tensor_parallel_size': (\d+)"),
+        re.compile(r"tensor_parallel_size[=:][ \t]*(\d+)|--tensor-parallel-size[= ](\d+)|'tensor_parallel_size': (\d+)"),
     ),
-    ("data_parallel_size", re.compile(r"data_parallel_size[=:]\s*(\d+)|--data-parallel-size[= ](\d+)")),
-    ("pipeline_parallel_size", re.compile(r"pipeline_parallel_size[=:]\s*(\d+)|--pipeline-parallel-size[= ](\d+)")),
-    ("max_model_len", re.compile(r"max_seq_len=(\d+)|max_model_len[=:]\s*'?(\d+)|--max-model-len[= ](\d+)")),
-    ("max_num_seqs", re.compile(r"max_num_seqs[=:]\s*'?(\d+)|--max-num-seqs[= ](\d+)")),
-    ("num_speculative_tokens", re.compile(r"num_spec(?:ulative)?_tokens[\"']?[=:]\s*(\d+)")),
-    ("cudagraph_capture_sizes", re.compile(r"cudagraph_capture_sizes[\"']?[=:]\s*\[([\d, ]+)\]")),
-    ("cudagraph_mode", re.compile(r"cudagraph_mode[\"']?[=:]\s*[\"']?<?(?:CUDAGraphMode\.)?([A-Z_]+)")),
+    ("data_parallel_size", re.compile(r"data_parallel_size[=:][ \t]*(\d+)|--data-parallel-size[= ](\d+)")),
+    ("pipeline_parallel_size", re.compile(r"pipeline_parallel_size[=:][ \t]*(\d+)|--pipeline-parallel-size[= ](\d+)")),
+    ("max_model_len", re.compile(r"max_seq_len=(\d+)|max_model_len[=:][ \t]*'?(\d+)|--max-model-len[= ](\d+)")),
+    ("max_num_seqs", re.compile(r"max_num_seqs[=:][ \t]*'?(\d+)|--max-num-seqs[= ](\d+)")),
+    ("num_speculative_tokens", re.compile(r"num_spec(?:ulative)?_tokens[\"']?[=:][ \t]*(\d+)")),
+    ("cudagraph_capture_sizes", re.compile(r"cudagraph_capture_sizes[\"']?[=:][ \t]*\[([\d, ]+)\]")),
+    ("cudagraph_mode", re.compile(r"cudagraph_mode[\"']?[=:][ \t]*[\"']?<?(?:CUDAGraphMode\.)?([A-Z_]+)")),
     ("enforce_eager", re.compile(r"enforce_eager=(True|False)|(--enforce-eager)")),
-    ("gpu", re.compile(r"(?m)^\s*GPU \d+: (NVIDIA [^\n(]{2,60})")),
+    ("gpu", re.compile(r"(?m)^[ \t]*GPU \d+: (NVIDIA [^\n(]{2,60})")),
 )
 
 

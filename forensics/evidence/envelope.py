@@ -14,6 +14,7 @@ from .stamps import Stamp, find_stamp, parse_iso
 __all__ = ["clean", "open_line"]
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_DIGITS = re.compile(r"\d{41,}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u2028\u2029]")
 _CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) [FP] (.*)$", re.DOTALL)
 _ISO_FIRST = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(\S.*)$", re.DOTALL)
@@ -42,7 +43,10 @@ def clean(line: str) -> str:
     """A line without escape sequences and control characters: what is left can be printed anywhere."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
-    return _CONTROL.sub("", line) if not line.isprintable() else line
+    if not line.isprintable():
+        line = _CONTROL.sub("", line)
+    # No counter has more digits; more would only be there to break a reader.
+    return _DIGITS.sub(lambda match: match.group(0)[:40], line) if len(line) > 60 else line
 
 
 def _json_stamp(value: object) -> Stamp | None:

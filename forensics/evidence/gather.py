@@ -317,7 +317,7 @@ def _read_lines(
     note = "; ".join(notes)
     if not complete and total is not None:
         note = f"{len(lines)} of {total} lines looked at closely" + (f"; {note}" if note else "")
-    sections = list(split_sections(source, lines, first_order=orders.next, complete=complete))
+    sections = list(split_sections(source, lines, first_order=orders.next, complete=complete, whole=readers is DOCUMENT_READERS))
     orders.next += len(sections) + 1
     told_again = retelling(sections[0], lines[0][1]) if sections else None
     if told_again is not None:

@@ -40,7 +40,7 @@ _GONE = re.compile(
 )
 _HUNG = re.compile(r"task (?P<name>\S+?):(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
 _SEGFAULT = re.compile(
-    r"(?P<name>[\w:./-]+)\[(?P<pid>\d+)\]: segfault at [^\n]*|traps: (?P<name2>[\w:./-]+)\[(?P<pid2>\d+)\] [^\n]*"
+    r"(?P<name>[\w:./-]{1,64})\[(?P<pid>\d{1,9})\]: segfault at [^\n]*|traps: (?P<name2>[\w:./-]{1,64})\[(?P<pid2>\d{1,9})\] [^\n]*"
 )
 _LINK = re.compile(
     r"(?:mlx5|mlx4|bnxt|irdma|ib\d)[^\n]{0,80}(?:[Ll]ink (?:down|Down|DOWN)|port (?:down|error)|health (?:compromised|poll failed))"

@@ -15,7 +15,7 @@ from .refs import Section
 __all__ = ["KEPT_PREFIXES", "read_metrics"]
 
 KEPT_PREFIXES = ("vllm:", "vllm_", "sglang:", "DCGM_FI_DEV_", "process_", "lmcache")
-_SAMPLE = re.compile(r"^\s*([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([+-]?(?:\d[\d.]*(?:[eE][+-]?\d+)?|Inf|NaN))(?:\s+\d+)?\s*$")
+_SAMPLE = re.compile(r"^\s*([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|Inf|NaN))(?:\s+\d+)?\s*$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _DCGM = {
     "DCGM_FI_DEV_GPU_UTIL": "util", "DCGM_FI_DEV_MEM_COPY_UTIL": "memory_util", "DCGM_FI_DEV_POWER_USAGE": "power",

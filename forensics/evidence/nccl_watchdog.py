@@ -18,10 +18,9 @@ _TIMEOUT = re.compile(
     r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
     r"[^)\n]*?Timeout\(ms\)=(?P<limit>\d+)\) ran for (?P<ran>\d+) milliseconds"
 )
-_STATUS = re.compile(
-    r"(?:\[PG (?:ID )?(?P<pg>\S+)[^\]\n]*?Rank (?P<rank>\d+)\])?[^\n]*?(?:sequence id: (?P<seq>\d+) )?[^\n]*?"
-    r"last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+), last completed(?: NCCL)? work: (?P<completed>-?\d+)"
-)
+_WORK = re.compile(r"last enqueued(?: NCCL)? work: (-?\d{1,18}), last completed(?: NCCL)? work: (-?\d{1,18})")
+_GROUP = re.compile(r"\[PG (?:ID )?(\S{1,40})[^\]\n]{0,80}?Rank (\d{1,6})\]")
+_SEQUENCE = re.compile(r"sequence id: (\d{1,18})")
 _LINE_RANK = re.compile(r"\[rank(\d+)\]:|\[Rank (\d+)\]|[ ,]Rank (\d+)\]")
 _HEARTBEAT = re.compile(r"Heartbeat monitor timed out|Received a (?:timeout|dump) signal|collective timeout from another rank")
 
@@ -45,16 +44,17 @@ def read_watchdog(section: Section, case: CaseFile) -> None:
     for index, line in enumerate(section.lines):
         if "last enqueued" not in line:
             continue
-        found = _STATUS.search(line)
+        found = _WORK.search(line)
         if found is None:
             continue
         section.claim(index)
-        rank = found.group("rank") or _line_rank(line)
+        group, sequence = _GROUP.search(line), _SEQUENCE.search(line)
+        rank = group.group(2) if group else _line_rank(line)
         case.watchdog.append(
             WatchdogTimeout(
                 section.ref(index), (section.order, index), line_stamp(section, index), int(rank) if rank is not None else None,
-                int(found.group("seq")) if found.group("seq") else None, "", None, int(found.group("enqueued")),
-                int(found.group("completed")), found.group("pg") or "",
+                int(sequence.group(1)) if sequence else None, "", None, int(found.group(1)), int(found.group(2)),
+                group.group(1) if group else "",
             )
         )  # fmt: skip
     for match in _HEARTBEAT.finditer(text):

@@ -11,9 +11,9 @@ from .refs import Section
 __all__ = ["read_proc_files"]
 
 _HEADING_PID = re.compile(r"/proc/(\d+)(?:/task/\d+)?/")
-_IO = re.compile(r"(?m)^(rchar|read_bytes): (\d+)\s*$")
+_IO = re.compile(r"(?m)^(rchar|read_bytes): (\d+)[ \t]*$")
 _STATE = re.compile(r"(?m)^State:\s+([RSDTtZXI])\b")
-_WCHAN = re.compile(r"(?m)^wchan:?\s+(\S+)\s*$")
+_WCHAN = re.compile(r"(?m)^wchan:?\s+(\S+)[ \t]*$")
 _NAME = re.compile(r"(?m)^Name:\s+(\S+)")
 _PID = re.compile(r"(?m)^Pid:\s+(\d+)")
 _STAT = re.compile(r"(?m)^(\d+) \(([^)\n]{1,40})\) ([RSDTtZXI]) (?:-?\d+ ){10}(\d+) (\d+) ")
@@ -25,7 +25,6 @@ _GONE = re.compile(
     r"|[Pp]rocess (\d+) (?:is gone|does not exist|not found|no longer exists)|(?:pid|PID) (\d+)[^\n]{0,30}(?:No such process|is "
     r"not running|not running|is dead|does not exist)"
 )
-_TABLE_HEAD = re.compile(r"(?m)^\s*(?:USER\s+|UID\s+|F\s+)?.*\bPID\b.*\b(?:COMMAND|CMD|COMM)\b.*$")
 _GONE_WORDS = ("No such", "is gone", "not exist", "not found", "no longer exists", "not running", "is dead")
 _EXPECTED_COLUMNS = {
     "PID",
@@ -111,7 +110,7 @@ def read_proc_files(section: Section, case: CaseFile) -> None:
         gone = next((group for group in match.groups() if group is not None), None)
         if gone is not None:
             case.procs.append(ProcSample(ref, (section.order, index), int(gone), gone=True))
-    if "PID" in text and _TABLE_HEAD.search(text):
+    if "PID" in text and any(word in text for word in ("COMMAND", "CMD", "COMM")):
         _read_table(section, case)
 
 

@@ -15,10 +15,12 @@ from typing import Literal
 
 from .stamps import Stamp
 
-__all__ = ["EXCERPT_CHARACTERS", "Hints", "Ref", "Section"]
+__all__ = ["EXCERPT_CHARACTERS", "LINE_LIMIT", "Hints", "Ref", "Section"]
 
 #: A citation quotes at most this many characters of its first line.
 EXCERPT_CHARACTERS = 240
+#: Readers see at most this many characters of a line; only a scheduler dump needs more.
+LINE_LIMIT = 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Section:
     """``numbers[i]`` is the line number of ``lines[i]``; ``stamps`` maps an index to the envelope's time, where there was one.
 
     ``order`` rises over all sections of a case in reading order. ``complete`` is False where lines were left out of a large file.
-    ``plain``: the text as it was, for readers of whole documents (JSON), where it is one.
+    ``long``: lines that were cut to ``LINE_LIMIT`` characters, whole, by index.
     """
 
     source: str
@@ -128,6 +130,7 @@ class Section:
     kind: str = ""
     hints: Hints = field(default_factory=Hints)
     text: str = ""
+    long: Mapping[int, str] = field(default_factory=dict)
     _starts: list[int] = field(default_factory=list)
     claimed: bytearray = field(default_factory=bytearray)
 

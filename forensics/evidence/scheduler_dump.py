@@ -38,8 +38,8 @@ def read_scheduler_dump(section: Section, case: CaseFile) -> None:
     if "Dumping scheduler" not in section.text:
         return
     for match in _DUMP.finditer(section.text):
-        body = match.group(0)
         index, ref = section.cite_match(match)
+        body = section.long.get(index, match.group(0))
         tokens_match = _TOKENS.search(body)
         tokens: dict[str, int] = {}
         if tokens_match:
@@ -63,7 +63,7 @@ def read_scheduler_dump(section: Section, case: CaseFile) -> None:
         )
     for match in _STATS_DUMP.finditer(section.text):
         index, ref = section.cite_match(match)
-        values = dict(re.findall(r"(\w+)=([\d.]+)", match.group(1)))
+        values = dict(re.findall(r"\b(\w{1,60})=(\d+(?:\.\d+)?)", match.group(1)))
         case.dumps.append(
             SchedulerDump(
                 ref,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from .envelope import clean, open_line
-from .refs import Hints, Section, hints_of
+from .refs import LINE_LIMIT, Hints, Section, hints_of
 from .stamps import Stamp
 
 __all__ = ["HEADING", "split_sections"]
@@ -28,12 +28,16 @@ def heading_of(line: str) -> str | None:
     return words if any(ch.isalpha() for ch in words) else None
 
 
-def split_sections(source: str, raw: Iterable[tuple[int, bytes]], *, first_order: int, complete: bool) -> Iterator[Section]:
-    """``raw``: (line number, bytes). Lines are decoded, cleaned and taken out of their envelopes; nothing else is changed."""
+def split_sections(
+    source: str, raw: Iterable[tuple[int, bytes]], *, first_order: int, complete: bool, whole: bool = False
+) -> Iterator[Section]:
+    """``raw``: (line number, bytes). Lines are decoded, cleaned and taken out of their envelopes; nothing else is changed.
+    ``whole``: a JSON document, whose lines must not be cut."""
     heading = ""
     numbers: list[int] = []
     lines: list[str] = []
     stamps: dict[int, Stamp] = {}
+    long: dict[int, str] = {}
     order = first_order
 
     def section() -> Section:
@@ -46,6 +50,7 @@ def split_sections(source: str, raw: Iterable[tuple[int, bytes]], *, first_order
             order,
             complete,
             hints=hints_of(heading) if heading else Hints(),
+            long=dict(long),
         )
 
     for number, data in raw:
@@ -56,12 +61,15 @@ def split_sections(source: str, raw: Iterable[tuple[int, bytes]], *, first_order
                 yield section()
                 order += 1
             heading = words
-            numbers, lines, stamps = [], [], {}
+            numbers, lines, stamps, long = [], [], {}, {}
             continue
         message, stamp = open_line(text)
         for piece in message.split("\n") if "\n" in message else (message,):
             if stamp is not None:
                 stamps[len(lines)] = stamp
+            if len(piece) > LINE_LIMIT and not whole:
+                long[len(lines)] = piece
+                piece = piece[:LINE_LIMIT]
             numbers.append(number)
             lines.append(piece)
     if lines or heading:

@@ -201,7 +201,7 @@ def _read_gdb(section: Section, case: CaseFile) -> None:
             flush()
             tid, name, start = head.group(2), head.group(3) or "", index
             continue
-        frame = _GDB_FRAME.match(line) if line.startswith("#") and "<<<" not in line else None
+        frame = _GDB_FRAME.match(line) if line.startswith("#") and len(line) < 2_000 and "<<<" not in line else None
         if frame is None:
             if not line.strip():
                 flush()

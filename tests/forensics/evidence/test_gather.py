@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dsv4_repro.errors import UsageError
 from dsv4_repro.forensics.autopsy import autopsy_case, autopsy_paths
+from dsv4_repro.forensics.evidence import engine_log, read_failures, sieve
 from dsv4_repro.forensics.evidence.archive import Budget
 from dsv4_repro.forensics.evidence.casefile import CaseFile
 from dsv4_repro.forensics.evidence.detect import sniff
@@ -266,6 +267,57 @@ def test_hostile_texts_give_an_answer_in_bounded_time(tmp_path: Path, data: byte
     text = str(result.diagnosis.document())
     assert "\x1b" not in text
     assert "\x00" not in text
+
+
+def trigger_words() -> list[str]:
+    gates = {word for words in engine_log._GATES.values() for word in words}
+    more = {
+        "last enqueued",
+        "(idle)",
+        "#0 ",
+        "Dumping scheduler stats: SchedulerStats(",
+        "arrival_counter",
+        "<<<(1,1,1),",
+        "(LWP 1",
+        "vllm:",
+        " PID COMMAND",
+    }
+    return sorted(gates | set(sieve._LINE_NEEDLES) | set(sieve._BLOCK_NEEDLES) | set(read_failures._GATE) | more)
+
+
+@pytest.mark.parametrize("shape", ["tail", "repeated", "digits", "lines"])
+def test_no_word_makes_a_long_line_slow(shape: str) -> None:
+    slow = []
+    for word in trigger_words():
+        text = {
+            "tail": word + "a" * 16_000,
+            "repeated": word * (16_000 // len(word)),
+            "digits": word + "1" * 16_000,
+            "lines": f"{word}\n\n\n\n" * 60,
+        }[shape]
+        start = time.process_time()
+        read_text("x", text)
+        if time.process_time() - start > 0.6:
+            slow.append(word)
+    assert not slow
+
+
+def test_many_blank_lines_and_words_stay_linear() -> None:
+    text = "\n".join(trigger_words()) + "\nPyTorch version" + "\n" * 40_000 + "flashinfer" + "\n" * 20_000
+    start = time.process_time()
+    read_text("x", text)
+    assert time.process_time() - start < 4.0
+
+
+def test_numbers_that_are_none_do_not_stop_a_reader() -> None:
+    text = (
+        "Engine 000: Avg prompt throughput: 1.2.3 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 3 reqs, "
+        "Waiting: 0 reqs\n"
+        f"rchar: {'9' * 20_000}\nvllm:num_requests_running {'8' * 9000}\n" + LINE.decode()
+    )
+    case = read_text("x", text)
+    assert xids(case) == 1
+    assert not case.unread
 
 
 @settings(max_examples=60, deadline=None)
