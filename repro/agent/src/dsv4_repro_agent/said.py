@@ -34,6 +34,10 @@ class Said:
         self.events: list[dict[str, Any]] = []
         self.changed = True
 
+    def after_fork(self) -> None:
+        """A new process: its lock is its own, and its status file is still to be written."""
+        self._lock, self.changed = threading.Lock(), True
+
     def feature(self, name: str, found: bool, why: str) -> None:
         """The state of a feature; logged when it is new or has changed."""
         with self._lock:
