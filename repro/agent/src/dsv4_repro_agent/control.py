@@ -53,11 +53,20 @@ class Agent:
         self.releases = 0
 
     def start(self) -> None:
-        """Start both threads (daemons: they never keep the process)."""
+        """Start both threads (daemons: they never keep the process), at the first step that this process runs."""
         for target in (self._watch, self._side):
             thread = threading.Thread(target=target, name=f"dsv4-repro-agent{target.__name__}", daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def after_fork(self) -> None:
+        """A new process: no threads yet, its own name and files."""
+        self.name = f"{os.getpid()}-{process_start()}"
+        self._threads, self._driver, self._stop = [], None, threading.Event()
+        self._ask = self._answered = self._control = self._ask_seen = None
+        self.releases = 0
+        self.said.after_fork()
+        self.recorder.after_fork()
 
     def stop(self) -> None:
         """End the threads (tests)."""
@@ -97,7 +106,8 @@ class Agent:
         control = self._read_changed(self.settings.folder / "control.json", "_control")
         if isinstance(control, dict):
             if isinstance(control.get("recorder"), bool):
-                self.recorder.arm(control["recorder"])
+                # The rescue needs to know which steps are overdue.
+                self.recorder.arm(control["recorder"] or self.settings.rescue)
             if isinstance(control.get("guard"), bool):
                 self.guard.arm(control["guard"], "control file")
         ask = self._read_changed(self.settings.folder / f"ask-{self.name}.json", "_ask_seen")
@@ -227,7 +237,10 @@ class Agent:
                 if 1 not in reads[-1]:
                     break
                 self._stop.wait(0.002)
-            wait, reason = find_wait(reads, launch, stream.lengths(launch) if len(reads) == READS else ())
+            if len(reads) < READS:
+                why.add("no group has one arrival")
+                continue
+            wait, reason = find_wait(reads, launch, stream.lengths(launch))
             if wait is None:
                 why.add(reason)
                 continue

@@ -69,7 +69,7 @@ class Hooks:
         if inner is None or not callable(inner):
             self._said.feature(target.feature, False, f"{place} is not there")
             return
-        if getattr(inner, _MARK, False):
+        if getattr(inner, _MARK, None) is not None:
             return
         try:
             parameters = set(inspect.signature(inner).parameters)
@@ -96,7 +96,7 @@ class Hooks:
             step: Step | None = None
             try:
                 output = args[0] if args else kwargs.get("scheduler_output")
-                dummy = kwargs.get("dummy_run", args[2] if kind == 2 and len(args) > 2 else False)
+                dummy = kwargs["dummy_run"] if "dummy_run" in kwargs else kind == 2 and len(args) > 2 and bool(args[2])
                 if not dummy and getattr(output, "total_num_scheduled_tokens", 0):
                     step = recorder.begin(runner, kind)
             except Exception as error:  # ours, not vLLM's: said once, and the step goes on without us
@@ -208,15 +208,16 @@ class Hooks:
         @functools.wraps(inner)
         def prepare(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
-            if not guard.active and recorder.current is None and self._op_wrapped:
-                return result
+            guarded = False
             try:
                 given = signature.bind_partial(*args, **kwargs).arguments
                 guarded = guard.apply(result, given["seq_lens"])
-                recorder.decode(given["decode_lens_cpu"], next_n=given["next_n"], native=given["use_native"], guarded=guarded)
             except Exception as error:  # ours: said once
-                guard.wanted = False
-                self._said.feature("guard", False, f"steps aside: {type(error).__name__}: {error}")
+                guard.step_aside(error)
+            try:
+                if recorder.current is not None:
+                    recorder.decode(given["decode_lens_cpu"], next_n=given["next_n"], native=given["use_native"], guarded=guarded)
+            except Exception as error:  # ours: said once
                 recorder.step_aside("decode lengths", error)
             if self._row_states and not self._op_wrapped:
                 self.wrap_op()

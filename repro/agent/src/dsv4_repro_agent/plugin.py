@@ -23,8 +23,10 @@ _started: Agent | None = None
 
 
 def start(settings: Settings) -> Agent | None:
-    """Hook what is there, wait for what is not; the second call in a process returns the first one's agent. Never raises: what is not
-    as expected is said and left alone. None: nothing could be done."""
+    """Hook what is there, wait for what is not; the second call in a process returns the first one's agent.
+
+    Never raises: what is not as expected is said and left alone. None: nothing could be done.
+    """
     global _started
     with _lock:
         if _started is not None:
@@ -69,18 +71,13 @@ def _assemble(settings: Settings, said: Said) -> Agent:
             agent=__version__,
         )
 
-    recorder = Recorder(said, make_ring)
+    recorder = Recorder(said, make_ring, lambda: agent.start())
+    recorder.armed = settings.agent or settings.rescue
     guard = Guard(said, wanted=settings.guard)
     hooks = Hooks(said, recorder, guard, row_states=settings.row_states or settings.rescue)
     agent = Agent(settings, said, recorder, guard, hooks, vllm=vllm)
     when_imported(hooks.modules())
     agent.status()
-    agent.start()
-    # A forked child has no threads; it starts its own.
-    os.register_at_fork(after_in_child=_forget)
+    # vLLM forks its engine and workers from a process that has loaded its plugins, and does not load them again in the child.
+    os.register_at_fork(after_in_child=agent.after_fork)
     return agent
-
-
-def _forget() -> None:
-    global _started
-    _started = None

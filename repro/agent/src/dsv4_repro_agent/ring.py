@@ -1,9 +1,9 @@
 """The ring file: the last steps of one worker, in a file that outlives the process.
 
 Little endian. Header (512 bytes), then ``slots`` slots of 256 bytes; step ``n`` (from 1) is in slot ``n % slots``. A slot is always
-written whole with its own CRC-32, so that a reader that meets a half-written one (or one cut off by the process's end) sees that it
-is torn. Nothing is flushed: the page cache outlives the process (not a crash of the machine). Times are CLOCK_MONOTONIC, ns; 0 = not
-seen. Version 1; a reader refuses others.
+written whole with its own CRC-32, so that a reader that meets a half-written one (or one cut off by the process's end) sees that
+it is torn. Nothing is flushed: the page cache outlives the process (not a crash of the machine). Times are CLOCK_MONOTONIC, ns; 0 is
+"not seen". Version 1; a reader refuses others.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Step:
 
 
 def process_start(pid: int | None = None) -> int:
-    """Start time of a process in clock ticks since boot (``/proc/PID/stat``): with the pid it names a process for good. 0: unknown."""
+    """Start time of a process in clock ticks since boot (``/proc/PID/stat``): pid and start name a process. 0: unknown."""
     try:
         text = Path(f"/proc/{pid or os.getpid()}/stat").read_text(encoding="ascii", errors="replace")
         return int(text.rpartition(")")[2].split()[19])
