@@ -115,27 +115,32 @@ _DEFERRED = re.compile(r"Deferred: (\d+) reqs")
 _PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
 _KV = re.compile(r"GPU KV cache usage: (\d+(?:\.\d+)?)%")
 _PROCESS = re.compile(r"^\s*\((?P<name>[^()\n]{1,60}?) pid=(?P<pid>\d+)(?:, ip=[^)]*)?\)")
-_VERSIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("vllm", re.compile(r"Initializing a V1 LLM engine \(v(\d[\w.+-]*)\)")),
-    ("vllm", re.compile(r"Dumping input data for V1 LLM engine \(v(\d[\w.+-]*)\)")),
-    ("vllm", re.compile(r"vLLM (?:API server )?[Vv]ersion[ \t]*:?[ \t]*v?(\d[\w.+-]*)")),
-    ("vllm", re.compile(r"(?m)^[ \t]*(?:Name: )?vllm[ \t]*==[ \t]*(\d[\w.+-]*)")),
-    ("flashinfer", re.compile(r"flashinfer(?:[-_]python)?[ \t]*(?:==|version:?|:)[ \t]*v?(\d[\w.+-]*)", re.IGNORECASE)),
-    ("nccl", re.compile(r"(?:nccl==|NCCL version:? |nccl-cu\d\d==)v?(\d[\w.+-]*)")),
-    ("torch", re.compile(r"(?:PyTorch version|(?m:^torch)==?)[ \t]*:?[ \t]*(\d[\w.+-]*)")),
-    (
-        "tensor_parallel_size",
-        re.compile(r"tensor_parallel_size[=:][ \t]*(\d+)|--tensor-parallel-size[= ](\d+)|'tensor_parallel_size': (\d+)"),
-    ),
-    ("data_parallel_size", re.compile(r"data_parallel_size[=:][ \t]*(\d+)|--data-parallel-size[= ](\d+)")),
-    ("pipeline_parallel_size", re.compile(r"pipeline_parallel_size[=:][ \t]*(\d+)|--pipeline-parallel-size[= ](\d+)")),
-    ("max_model_len", re.compile(r"max_seq_len=(\d+)|max_model_len[=:][ \t]*'?(\d+)|--max-model-len[= ](\d+)")),
-    ("max_num_seqs", re.compile(r"max_num_seqs[=:][ \t]*'?(\d+)|--max-num-seqs[= ](\d+)")),
-    ("num_speculative_tokens", re.compile(r"num_spec(?:ulative)?_tokens[\"']?[=:][ \t]*(\d+)")),
-    ("cudagraph_capture_sizes", re.compile(r"cudagraph_capture_sizes[\"']?[=:][ \t]*\[([\d, ]+)\]")),
-    ("cudagraph_mode", re.compile(r"cudagraph_mode[\"']?[=:][ \t]*[\"']?<?(?:CUDAGraphMode\.)?([A-Z_]+)")),
-    ("enforce_eager", re.compile(r"enforce_eager=(True|False)|(--enforce-eager)")),
-    ("gpu", re.compile(r"(?m)^[ \t]*GPU \d+: (NVIDIA [^\n(]{2,60})")),
+#: What is stated, words of which one must be there, and the pattern.
+_VERSIONS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
+    (name, words, re.compile(pattern))
+    for name, words, pattern in (
+        ("vllm", ("V1 LLM engine",), r"Initializing a V1 LLM engine \(v(\d[\w.+-]*)\)"),
+        ("vllm", ("V1 LLM engine",), r"Dumping input data for V1 LLM engine \(v(\d[\w.+-]*)\)"),
+        ("vllm", ("ersion",), r"vLLM (?:API server )?[Vv]ersion[ \t]*:?[ \t]*v?(\d[\w.+-]*)"),
+        ("vllm", ("vllm==", "vllm =="), r"(?m)^[ \t]*(?:Name: )?vllm[ \t]*==[ \t]*(\d[\w.+-]*)"),
+        ("flashinfer", ("lash",), r"(?i:flashinfer)(?:[-_]python)?[ \t]*(?:==|version:?|:)[ \t]*v?(\d[\w.+-]*)"),
+        ("nccl", ("nccl", "NCCL version"), r"(?:nccl==|NCCL version:? |nccl-cu\d\d==)v?(\d[\w.+-]*)"),
+        ("torch", ("PyTorch version", "torch="), r"(?:PyTorch version|(?m:^torch)==?)[ \t]*:?[ \t]*(\d[\w.+-]*)"),
+        (
+            "tensor_parallel_size",
+            ("tensor",),
+            r"tensor_parallel_size[=:][ \t]*(\d+)|--tensor-parallel-size[= ](\d+)|'tensor_parallel_size': (\d+)",
+        ),
+        ("data_parallel_size", ("data",), r"data_parallel_size[=:][ \t]*(\d+)|--data-parallel-size[= ](\d+)"),
+        ("pipeline_parallel_size", ("pipeline",), r"pipeline_parallel_size[=:][ \t]*(\d+)|--pipeline-parallel-size[= ](\d+)"),
+        ("max_model_len", ("max",), r"max_seq_len=(\d+)|max_model_len[=:][ \t]*'?(\d+)|--max-model-len[= ](\d+)"),
+        ("max_num_seqs", ("max",), r"max_num_seqs[=:][ \t]*'?(\d+)|--max-num-seqs[= ](\d+)"),
+        ("num_speculative_tokens", ("num_spec",), r"num_spec(?:ulative)?_tokens[\"']?[=:][ \t]*(\d+)"),
+        ("cudagraph_capture_sizes", ("cudagraph",), r"cudagraph_capture_sizes[\"']?[=:][ \t]*\[([\d, ]+)\]"),
+        ("cudagraph_mode", ("cudagraph",), r"cudagraph_mode[\"']?[=:][ \t]*[\"']?<?(?:CUDAGraphMode\.)?([A-Z_]+)"),
+        ("enforce_eager", ("enforce",), r"enforce_eager=(True|False)|(--enforce-eager)"),
+        ("gpu", ("NVIDIA",), r"(?m)^[ \t]*GPU \d+: (NVIDIA [^\n(]{2,60})"),
+    )
 )
 
 
@@ -206,7 +211,9 @@ def read_engine_log(section: Section, case: CaseFile) -> None:
             if kind == "exception" and (fields["name"] == "EngineDeadError" or "RPC call" in match.group(0)):
                 continue
             case.events.append(LogEvent(kind, ref, (section.order, index), stamp, name, pid, fields))
-    for package, pattern in _VERSIONS:
+    for package, words, pattern in _VERSIONS:
+        if not any(word in text for word in words):
+            continue
         for match in pattern.finditer(text):
             value = next((group for group in match.groups() if group), "")
             _, ref = section.cite_match(match)
