@@ -27,6 +27,8 @@ def _entry(item: Scenario, here: Mapping[str, str]) -> dict[str, Any]:
         "signature": item.signature,
         "upstream": list(item.upstream),
         "here": {ground: here[ground] for ground in item.grounds},
+        "rows": [row.name for row in item.variants()],
+        "not_reproduced": [what for what, _ in item.not_reproduced],
     }
 
 
@@ -40,7 +42,7 @@ def list_lines(scenarios: Sequence[Scenario], here: Mapping[str, str]) -> list[s
     lines: list[str] = []
     for item in scenarios:
         lines += wrap(f"{item.name:<16}{item.title}", indent=" " * 16)
-        grounds = "; ".join(f"{ground}: {here[ground]}" for ground in item.grounds)
+        grounds = "; ".join(f"{ground}: {here[ground]}" for ground in item.grounds) or "not reproduced"
         lines += wrap(f"{'':16}{item.class_}/{item.cause or '-'} · here: {grounds}", indent=" " * 16)
     return lines
 
@@ -60,6 +62,16 @@ def show_lines(item: Scenario, here: Mapping[str, str]) -> list[str]:
     lines.append("")
     for ground, expected in item.grounds.items():
         lines += wrap(f"--on {ground}: {expected} (here: {here[ground]})", indent="  ")
+    if item.variants():
+        lines.append("")
+    for row in item.variants():
+        expected = f"{row.class_}/{row.cause or '-'}"
+        role = "fix or control" if row.fixed else "defect"
+        lines += wrap(f"row {row.name} ({role}, {' and '.join(row.grounds)}, {row.kernel}): {row.text}: {expected}", indent="  ")
+    for text in item.distinguishes:
+        lines += wrap(f"told apart by: {text}", indent="  ")
+    for what, takes in item.not_reproduced:
+        lines += wrap(f"not reproduced: {what}. It would take: {takes}", indent="  ")
     if item.example:
         lines += ["", f"Try: {item.example}"]
     return lines

@@ -1,12 +1,43 @@
-"""``run SCENARIO``: the group, and the defining scenario. Other scenarios add themselves with ``cli.group(app, "run")``."""
+"""``run SCENARIO``: the group, the defining scenario with its plan, and every other scenario with the rows of its matrix.
+
+Others are found by file and described by the first line of the file's docstring: nothing is imported for ``--help``.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
-from .options import Common, PlanFlags, RunFlags, flags
+from .options import Common, PlanFlags, RelativeFlags, RunFlags, flags
 
-__all__ = ["register"]
+__all__ = ["register", "relatives"]
+
+#: Bytes of a scenario's file that are read for its first line.
+_HEAD = 400
+
+
+def relatives() -> dict[str, str]:
+    """Scenarios beside the drain: name -> the first sentence of their module."""
+    found = {}
+    for path in sorted((Path(__file__).parents[1] / "scenarios").glob("*_scenario.py")):
+        name = path.stem.removesuffix("_scenario").replace("_", "-")
+        if name != "drain":
+            with path.open(encoding="utf-8") as stream:
+                first = stream.read(_HEAD).partition("\n")[0]
+            found[name] = first.strip('"')
+    return found
+
+
+def _add(run: typer.Typer, name: str, about: str) -> None:
+    @run.command(name, short_help=about)
+    @flags(Common, RelativeFlags)
+    def relative(common: Common, rows: RelativeFlags) -> int:
+        from .relative_run import run_relative
+
+        return run_relative(name, common, rows)
+
+    relative.__doc__ = about
 
 
 def register(app: typer.Typer) -> None:
@@ -30,4 +61,6 @@ def register(app: typer.Typer) -> None:
 
         return run_drain(common, plan, run)
 
+    for name, about in relatives().items():
+        _add(run, name, about)
     app.add_typer(run, name="run")

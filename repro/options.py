@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-__all__ = ["Common", "PlanFlags", "RunFlags", "flags"]
+__all__ = ["Common", "PlanFlags", "RelativeFlags", "RunFlags", "flags"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -90,6 +90,23 @@ class RunFlags:
     expect: Annotated[
         str | None, typer.Option("--expect", help="hang or clean: exit 0 as expected, 1 not as expected, 5 inconclusive.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeFlags:
+    """Which row of a relative's matrix, with whose code."""
+
+    on: Annotated[str | None, typer.Option("--on", help="Ground: cpu.")] = None
+    fix: Annotated[
+        str | None, typer.Option("--fix", metavar="ROW", help="The row to run: a defect or a fix, by name; default the defect.")
+    ] = None
+    all_rows: Annotated[bool, typer.Option("--all", help="All rows side by side, defect and fixes; no run directory.")] = False
+    count: Annotated[bool, typer.Option("--count", help="Go through every order of execution, for a rate of n.")] = False
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", help="Whose code instead of the row's: builtin[:VARIANT], vllm==0.27.1, or a file.")
+    ] = None
+    arch: Annotated[str | None, typer.Option("--arch", help="Architecture to interpret, e.g. sm_90; default sm_120.")] = None
+    expect: Annotated[str | None, typer.Option("--expect", help="hang or clean: exit 0 as expected, 1 not as expected.")] = None
 
 
 def flags(*records: type) -> Callable[[_Command], _Command]:

@@ -9,9 +9,12 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import OurFaultError, UsageError
+
+if TYPE_CHECKING:
+    from .launches import Row
 
 __all__ = ["Fix", "Scenario", "all_scenarios", "scenario", "scenario_for_signature"]
 
@@ -33,7 +36,9 @@ class Scenario:
     """What is provoked. ``class_`` and ``cause`` are words of the diagnosis document; ``signature`` names the published case.
 
     ``grounds``: where it can run at all, and what is expected there, in words. ``upstream``: issue and pull-request numbers.
-    ``story``: what happens, link by link, one paragraph each.
+    ``story``: what happens, link by link, one paragraph each. ``rows``: the matrix of defect and fixes, what each must come to; the
+    defining case has none, its matrix is made from its plan. ``distinguishes``: what tells it from its neighbours.
+    ``not_reproduced``: (what, what it would take), said wherever the scenario is shown.
     """
 
     name: str
@@ -47,6 +52,13 @@ class Scenario:
     upstream: tuple[str, ...] = ()
     example: str = ""
     notes: tuple[str, ...] = field(default=())
+    rows: tuple[Row, ...] = ()
+    distinguishes: tuple[str, ...] = ()
+    not_reproduced: tuple[tuple[str, str], ...] = ()
+
+    def variants(self) -> tuple[Row, ...]:
+        """The rows of the scenario's matrix: the defect and its fixes, each with what a run of it must be diagnosed as."""
+        return self.rows
 
 
 def _modules() -> list[str]:

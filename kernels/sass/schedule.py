@@ -32,6 +32,8 @@ Group = tuple[Any, int]
 _FAIRNESS = 1024
 #: How rarely, as a power of two of turns, the CTA that runs goes to the bottom of the priorities: drawn for each launch.
 _RARELY = (4, 12)
+#: The same for holding warps back.
+_HOLDING = (3, 8)
 #: Rounds of loops without a side effect that several threads may do before they count as waiting.
 _LOOPS = 1 << 14
 
@@ -76,10 +78,12 @@ class Schedule:
         self._priority: dict[int, float] | None = {} if priorities else None
         self._demotion = self._early_poll = self._hold = 0.0
         self._loops = 0
+        self._visits: dict[int, int] = {}
         #: Warps that stand still until nobody else is ready, by PC.
         self.held: dict[int, list[Group]] = {}
         if priorities and chance is not None:
-            self._demotion, self._early_poll, self._hold = (2.0 ** -chance.uniform(*_RARELY) for _ in range(3))
+            self._demotion, self._early_poll = 2.0 ** -chance.uniform(*_RARELY), 2.0 ** -chance.uniform(*_RARELY)
+            self._hold = 2.0 ** -chance.uniform(*_HOLDING)
 
     # ---- coming and going ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +237,9 @@ class Schedule:
         chosen = rows[pc] == best
         mine = positions[chosen]
         warps = np.unique(mine >> 5)
-        hold = chance.random() < self._hold
+        # Loops are met again and again; what orders data and arrival is straight code, met rarely: held back there, not in loops.
+        self._visits[pc] = self._visits.get(pc, 0) + 1
+        hold = chance.random() < min(16 * self._hold / self._visits[pc], 0.5)
         if len(warps) > 1 and (hold or chance.random() < 0.25):
             some = warps[np.array([chance.random() < 0.5 for _ in warps])]
             if len(some):

@@ -67,12 +67,14 @@ def run_topk(
     budget: int = DEFAULT_BUDGET,
     deadline: Deadline | None = None,
     row_state_word: int = 0,
+    counters: int = 0,
 ) -> TopKRun:
     """Interpret one launch. ``logits`` float32 [rows, stride], ``lengths`` int32 [rows]; ``chunk_size`` and ``max_seq_len`` in
     elements.
 
     ``sms`` 0: as many as the grid has CTAs, so that all are resident. ``row_state_word``: what fills the row states before the
-    launch (a healthy host writes 0). UsageError for shapes that do not belong together; otherwise as ``Machine.launch``.
+    launch (a healthy host writes 0); ``counters``: what each arrival counter holds then.
+    UsageError for shapes that do not belong together; otherwise as ``Machine.launch``.
     """
     if logits.ndim != 2 or logits.dtype != np.float32 or lengths.shape != (logits.shape[0],) or groups < 1 or ctas_per_group < 1:
         raise UsageError(f"logits {logits.dtype} {logits.shape}, lengths {lengths.shape}, {groups} groups of {ctas_per_group} CTAs")
@@ -86,6 +88,8 @@ def run_topk(
         memory.allocate("row_states", np.full(groups * ROW_STATE_SIZE // 4, row_state_word, np.uint32)),
         rows, stride, k, chunk_size, ctas_per_group, max_seq_len,
     )  # fmt: skip
+    for group in range(groups if counters else 0):
+        memory.write(params.row_states + group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET, np.array([counters], np.int32))
     machine = Machine(
         program, sms=sms or grid, slots_per_sm=slots_per_sm, seed=seed, checks=checks, schedule=schedule, memory=memory
     )  # fmt: skip

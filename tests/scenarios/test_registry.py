@@ -29,7 +29,7 @@ def test_a_scenario_says_what_is_expected_in_known_words(entry: Scenario) -> Non
     assert entry.title
     assert entry.story
     assert set(entry.grounds) <= {"server", "gpu", "cpu"}
-    assert entry.grounds
+    assert entry.grounds or entry.not_reproduced
     assert all(fix.text and fix.layer for fix in entry.fixes)
 
 

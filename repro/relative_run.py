@@ -1,0 +1,283 @@
+"""``run NAME`` for the relatives: one row of a scenario (its defect, or a fix), or all rows side by side, with a run directory."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..clock import SYSTEM, Clock, Deadline, utc_stamp
+from ..errors import UnavailableError, UsageError
+from ..forensics.records import Evidence
+from ..reports.document import ReportSource, verdict_words
+from ..scenarios.launches import DrainBatches, HostLaunch, Launch, Row
+from ..scenarios.registry import Scenario, scenario
+from .console import Screen
+from .drain_flags import parse_arch, parse_expectation
+from .drain_run import DEFAULT_ARCH, fixes_of
+from .exits import Expectation, exit_status
+from .leftovers import mark_run
+from .narrate import proof_lines
+from .relative_cpu import Tried, judge_row
+from .report_files import reports_of, write_reports
+from .run_records import KernelRecord, RunRecord, TrialCounts
+from .runstore import RunStore
+
+if TYPE_CHECKING:
+    from .options import Common, RelativeFlags
+
+__all__ = ["MATRIX_SCHEMA", "choose_row", "matrix_document", "run_relative", "run_rows"]
+
+MATRIX_SCHEMA = "dsv4-repro/relative-matrix/1"
+
+
+def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str = "cpu") -> Row:
+    """The row to run: the first defect of the ground, or the named one; ``kernel`` replaces its code. UsageError lists the rows."""
+    rows = [row for row in entry.variants() if ground in row.grounds]
+    if not rows:
+        why = "; ".join(f"{what}: it would take {takes}" for what, takes in entry.not_reproduced)
+        raise UsageError(
+            f"{entry.name} has nothing to run on the {ground} ground" + (f" ({why})" if why else ""),
+            help_text=f"dsv4-repro show {entry.name}",
+        )
+    if fix is None:
+        found = next((row for row in rows if not row.fixed), rows[0])
+    else:
+        named = [row for row in rows if row.name == fix]
+        if not named:
+            raise UsageError(f"{entry.name} has no row {fix[:80]!r}; there are: {', '.join(row.name for row in rows)}")
+        found = named[0]
+    if kernel is None:
+        return found
+    if not isinstance(found.what, Launch):
+        raise UsageError(f"row {found.name} launches no kernel: --kernel does not apply")
+    return Row(found.name, found.what, found.class_, found.text, found.cause, kernel, found.fixed, found.grounds, found.also)
+
+
+def _what_lines(row: Row, sm: int) -> list[str]:
+    what = row.what
+    if isinstance(what, HostLaunch):
+        return [f"computed: {what.rows} rows of {what.stride}, k {what.top_k}, on {what.device}, launcher of vLLM {what.release}"]
+    if isinstance(what, DrainBatches):
+        return [f"computed: the drain plan with {dict(what.plan)}, producer {what.producer}, sm_{what.sm}"]
+    case = what.case
+    slots = f"{what.resident} CTA slots" if what.resident else "room for all CTAs"
+    order = "one order of execution" if what.schedule == "smallest-pc" else f"up to {what.schedules} random orders of execution"
+    shown = ", ".join(map(str, case.lengths[:8])) + (", …" if len(case.lengths) > 8 else "")
+    return [
+        f"kernel {row.kernel} for sm_{sm}, interpreted: {case.groups} groups of {case.ctas_per_group} CTAs, {slots}, {order}",
+        f"lengths {shown}; stride {case.stride}, max_seq_len {case.max_seq_len}, counters start at {what.counter}",
+    ]
+
+
+def _first_lines(entry: Scenario, row: Row, sm: int) -> list[str]:
+    return [
+        "ground cpu: nothing is measured on a GPU",
+        f"{entry.name}, row {row.name}: {row.text}",
+        *_what_lines(row, sm),
+        f"expected: {row.class_}{' / ' + row.cause if row.cause else ''}",
+    ]
+
+
+def _record(entry: Scenario, row: Row, sm: int, seed: int, command: tuple[str, ...], started: str) -> RunRecord:
+    from .machine import package_versions
+
+    launches: dict[str, Any] = {row.name: {"lines": _what_lines(row, sm)}}
+    if isinstance(row.what, Launch):
+        launches[row.name]["grid"] = row.what.case.grid
+    kernel = KernelRecord(origin=row.kernel, sm=sm) if isinstance(row.what, Launch) else None
+    return RunRecord(
+        scenario=entry.name,
+        ground="cpu",
+        command=command,
+        started=started,
+        seed=seed,
+        versions={
+            "python": sys.version.split()[0],
+            "dsv4-repro": __version__,
+            **{name: text for name, text in package_versions().items() if text},
+        },
+        environment={"device": f"sm_{sm}, interpreted", "sm": sm},
+        kernel=kernel,
+        launches=launches,
+    )
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """Writes artefacts of the first failure into the run's evidence."""
+
+    store: RunStore
+    kept: list[Evidence] = field(default_factory=list)
+
+    def __call__(self, kind: str, name: str, content: bytes | str) -> Evidence:
+        from ..forensics.collect import write_artefact
+
+        folder = self.store.evidence_folder
+        stem, dot, tail = name.partition(".")
+        number, path = 1, folder / name
+        while path.exists():
+            number += 1
+            path = folder / f"{stem}-{number}{dot}{tail}"
+        entry = self.store.add_evidence(kind, write_artefact(path, content), "interpreted", collector="interpreter")
+        item = Evidence(
+            id=entry.id, kind=entry.kind, path=entry.path, sha256=entry.sha256, origin=entry.origin, when=entry.when
+        )  # fmt: skip
+        self.kept.append(item)
+        return item
+
+
+def run_rows(
+    entry: Scenario, rows: tuple[Row, ...], *, sm: int = DEFAULT_ARCH, seed: int = 0, count_all: bool = False,
+    timeout_s: float | None = None, screen: Screen | None = None, clock: Clock = SYSTEM,
+) -> tuple[list[Tried], list[tuple[Row, str]]]:  # fmt: skip
+    """Every row that the CPU can run, and (row, why) for those whose kernel is not to be had here."""
+    deadline = Deadline(timeout_s, clock) if timeout_s is not None else None
+    tried: list[Tried] = []
+    skipped: list[tuple[Row, str]] = []
+    for row in rows:
+        if "cpu" not in row.grounds:
+            skipped.append((row, "needs a GPU: its delays are of time, and the interpreter has none"))
+            continue
+        if deadline is not None and deadline.expired:
+            skipped.append((row, "no time was left"))
+            continue
+        progress = screen.progress if screen is not None else (lambda _text: None)
+        try:
+            tried.append(judge_row(row, sm=sm, seed=seed, count_all=count_all, deadline=deadline, progress=progress))
+        except UnavailableError as error:
+            skipped.append((row, str(error)))
+    return tried, skipped
+
+
+def matrix_document(entry: Scenario, tried: list[Tried], skipped: list[tuple[Row, str]]) -> dict[str, Any]:
+    """All rows as one document. ``outcome``: clean if every row that ran came to what it names, inconclusive if none ran."""
+    outcome = "inconclusive" if not tried else "clean" if all(item.as_expected for item in tried) else "other"
+    return {
+        "schema": MATRIX_SCHEMA,
+        "outcome": outcome,
+        "scenario": entry.name,
+        "ground": "cpu",
+        "rows": [item.document() for item in tried],
+        "not_run": [{"row": row.name, "kernel": row.kernel, "why": why} for row, why in skipped],
+        "not_reproduced": [{"what": what, "takes": takes} for what, takes in entry.not_reproduced],
+    }
+
+
+def _matrix(entry: Scenario, common: Common, flags: RelativeFlags, sm: int, screen: Screen) -> int:
+    screen.tell([f"ground cpu: nothing is measured on a GPU; all rows of {entry.name}, sm_{sm}"])
+    tried, skipped = run_rows(
+        entry, entry.variants(), sm=sm, seed=common.seed or 0, count_all=flags.count, timeout_s=common.timeout, screen=screen
+    )  # fmt: skip
+    screen.end_progress()
+    for item in tried:
+        verdict = item.first.diagnosis.verdict
+        word = "as expected" if item.as_expected else f"NOT AS EXPECTED ({item.row.class_}/{item.row.cause or '-'})"
+        bad = sum(count for key, count in item.counts.items() if key[0] != "not-hung")
+        role = "fix" if item.row.fixed else "defect"
+        counted = f"{bad} of {item.launches} launches not well"
+        screen.tell([f"{item.row.name} ({role}): {verdict.class_}/{verdict.cause or '-'}; {counted}; {word}"])
+    for row, why in skipped:
+        screen.tell([f"{row.name}: not run: {why}"])
+    for what, takes in entry.not_reproduced:
+        screen.tell([f"not reproduced: {what}. It would take: {takes}"])
+    document = matrix_document(entry, tried, skipped)
+    screen.document(document)
+    return {"clean": 0, "other": 1, "inconclusive": 5}[document["outcome"]]
+
+
+def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
+    """The verb. Exit status as of ``run``; with ``--all`` 0 if every row came to what it names, 1 if not, 5 if none could run."""
+    screen = Screen(as_json=common.as_json)
+    entry = scenario(name)
+    expect = parse_expectation(flags.expect)
+    sm = parse_arch(flags.arch) if flags.arch is not None else DEFAULT_ARCH
+    if flags.on not in (None, "cpu"):
+        raise UsageError(
+            f"run {name} --on {flags.on[:20]}: the relatives' rows run on the cpu ground",
+            help_text="On a GPU: python benchmarks/relatives_gpu.py (rates of all rows that silicon can show)",
+        )
+    if flags.all_rows:
+        return _matrix(entry, common, flags, sm, screen)
+    row = choose_row(entry, flags.fix, flags.kernel)
+    screen.tell(_first_lines(entry, row, sm))
+    done, folder, status = _run_one(entry, row, common, flags, sm, screen, expect)
+    diagnosis = done.first.diagnosis
+    style = {"hang": "bad", "other": "bad", "clean": "good"}.get(diagnosis.outcome, "note")
+    screen.tell([f"{diagnosis.outcome.upper()}: {verdict_words(diagnosis)}"], style=style)
+    lines = [diagnosis.verdict.sentence, *proof_lines(diagnosis)]
+    if done.launches > 1:
+        bad = sum(count for key, count in done.counts.items() if key[0] != "not-hung")
+        lines.append(f"orders of execution: {bad} of {done.launches} did not end well (seeds from {common.seed or 0})")
+    unwedge = done.first.detail.get("unwedge")
+    if unwedge is not None:
+        after = f"rows wrong afterwards: {unwedge['rows_wrong'] or 'none'}"
+        ended = "the launch ended" if unwedge["retired"] else f"it did not end ({unwedge['kind']})"
+        lines.append(f"experiment: a large count into every counter: {ended}; {after}")
+    lines.append(f"run directory: {folder}")
+    screen.tell([line for line in lines if line])
+    screen.document({**diagnosis.document(), "run": str(folder), "exit_status": status})
+    return status
+
+
+def _command(entry: Scenario, row: Row, flags: RelativeFlags, sm: int, seed: int) -> tuple[str, ...]:
+    words = ["dsv4-repro", "run", entry.name, "--on", "cpu", "--fix", row.name, "--arch", f"sm_{sm}", "--seed", str(seed)]
+    return (*words, "--kernel", flags.kernel) if flags.kernel is not None else tuple(words)
+
+
+def _run_one(
+    entry: Scenario, row: Row, common: Common, flags: RelativeFlags, sm: int, screen: Screen, expect: Expectation | None,
+    clock: Clock = SYSTEM,
+) -> tuple[Tried, Path, int]:  # fmt: skip
+    """Run a row and write its directory. Whatever is raised on the way, ``run.json`` says how it ended."""
+    seed = common.seed or 0
+    with RunStore.create(entry.name, out=common.out, clock=clock) as store:
+        mark_run(store.path)
+        began = clock.monotonic()
+        record = _record(entry, row, sm, seed, _command(entry, row, flags, sm, seed), utc_stamp(clock))
+        store.write_run(record)
+        store.emit("start", row=row.name, kernel=row.kernel)
+        deadline = Deadline(common.timeout, clock) if common.timeout is not None else None
+        try:
+            done = judge_row(
+                row, sm=sm, seed=seed, count_all=flags.count, keep=_Keeper(store), deadline=deadline, progress=screen.progress
+            )  # fmt: skip
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            ended = {"state": state, "ended": utc_stamp(clock), "error": f"{type(error).__name__}: {error}"[:2000]}
+            store.write_run(record.model_copy(update=ended))
+            raise
+        finally:
+            screen.end_progress()
+        diagnosis = done.first.diagnosis
+        verdict = diagnosis.verdict
+        store.emit("launch", detail=done.first.detail)
+        store.emit("verdict", **{"class": verdict.class_, "cause": verdict.cause})
+        status = exit_status(diagnosis.outcome, expect)
+        finished = record.model_copy(
+            update={
+                "state": "finished",
+                "ended": utc_stamp(clock),
+                "seconds": round(clock.monotonic() - began, 3),
+                "trials": _counts(done),
+                "outcome": diagnosis.outcome,
+                "exit_status": status,
+            }
+        )
+        store.write_diagnosis(diagnosis.document())
+        store.write_run(finished)
+        fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
+        source = ReportSource(
+            diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__
+        )  # fmt: skip
+        write_reports(reports_of(source, store.path), store.path)
+        store.emit("end", outcome=diagnosis.outcome)
+    return done, store.path, status
+
+
+def _counts(done: Tried) -> TrialCounts:
+    hang = sum(count for key, count in done.counts.items() if key[0].startswith("gpu-") and key[0] != "gpu-fault")
+    clean = done.counts.get(("not-hung", None), 0)
+    return TrialCounts(asked=done.launches, hang=hang, clean=clean, other=done.launches - hang - clean)

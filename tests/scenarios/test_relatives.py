@@ -1,0 +1,127 @@
+"""Every relative's rows come to what they name on the CPU, defect and fix apart, and every pair of scenarios is told apart."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from dsv4_repro.errors import KernelNotFoundError, UnavailableError, UsageError
+from dsv4_repro.forensics.records import CLASSES
+from dsv4_repro.repro.relative_cpu import Tried, judge_row
+from dsv4_repro.repro.relative_run import choose_row, matrix_document
+from dsv4_repro.scenarios.launches import Row
+from dsv4_repro.scenarios.registry import Scenario, all_scenarios, scenario
+
+ROWS = [(entry, row) for entry in all_scenarios() for row in entry.variants()]
+HERE = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and not row.kernel.startswith("vllm")]
+SHIPPED = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and row.kernel.startswith("vllm")]
+#: Pairs that device evidence cannot tell apart, with the reason.
+SAME_DEVICE_STATE = {
+    frozenset({"drain", "victim"}): "the same defect in the same kernel: what differs is whom the host blames",
+}
+
+
+def ids(pair: tuple[Scenario, Row]) -> str:
+    return f"{pair[0].name}-{pair[1].name}"
+
+
+@pytest.mark.parametrize("pair", HERE, ids=ids)
+def test_a_row_comes_to_what_it_names(pair: tuple[Scenario, Row]) -> None:
+    _, row = pair
+    done = judge_row(row)
+    assert done.as_expected, done.document()
+    assert done.first.diagnosis.outcome == CLASSES[row.class_][1]
+
+
+@pytest.mark.release_wheel
+@pytest.mark.parametrize("pair", SHIPPED, ids=ids)
+def test_a_release_comes_to_what_its_row_names(pair: tuple[Scenario, Row]) -> None:
+    try:
+        done = judge_row(pair[1])
+    except UnavailableError as error:
+        pytest.skip(f"needs the package index or a cached release: {error}")
+    assert done.as_expected, done.document()
+
+
+def test_names_of_rows_are_unique_and_words_are_known() -> None:
+    for entry in all_scenarios():
+        names = [row.name for row in entry.variants()]
+        assert len(names) == len(set(names))
+        for row in entry.variants():
+            assert row.class_ in CLASSES
+            assert row.cause is None or row.cause in CLASSES[row.class_][0]
+            assert row.text
+            assert row.grounds
+
+
+def test_every_relative_has_defect_and_fix_or_says_what_it_would_take() -> None:
+    for entry in all_scenarios():
+        if entry.name == "drain":
+            continue
+        rows = entry.variants()
+        if rows:
+            assert any(row.fixed for row in rows), entry.name
+            assert any(not row.fixed for row in rows), entry.name
+        else:
+            assert entry.not_reproduced, entry.name
+            assert all(what and takes for what, takes in entry.not_reproduced)
+
+
+def test_every_pair_of_scenarios_is_told_apart_by_device_evidence() -> None:
+    """By class and cause that their defect rows must come to (which the rows' own tests hold the classifier to)."""
+    runnable = {
+        entry.name: {(row.class_, row.cause) for row in entry.variants() if not row.fixed and row.class_ != "unknown"}
+        for entry in all_scenarios()
+    }
+    runnable["drain"] = {("gpu-spin-barrier", "peer-left")}
+    named = {name: {key for key in found if key[1] is not None} for name, found in runnable.items()}
+    for first, second in combinations(sorted(name for name, found in named.items() if found), 2):
+        shared = named[first] & named[second]
+        if frozenset({first, second}) in SAME_DEVICE_STATE:
+            assert shared
+        else:
+            assert not shared, (first, second, shared)
+
+
+def test_the_victim_is_never_named_as_culprit() -> None:
+    entry = scenario("victim")
+    done = judge_row(choose_row(entry, None, None))
+    diagnosis = done.first.diagnosis
+    assert all("sparse_mla" not in wait.kernel for wait in diagnosis.waits)
+    assert diagnosis.waits
+    assert diagnosis.verdict.signature == "vllm-51593"
+    host = next(link for link in diagnosis.chain if link.link == "host")
+    assert "sparse_mla" in host.text
+
+
+def test_choosing_a_row() -> None:
+    entry = scenario("init-race")
+    assert choose_row(entry, None, None).name == "zeroed-in-kernel"
+    assert choose_row(entry, "zeroed-by-host", None).fixed
+    assert choose_row(entry, None, "builtin:guard").kernel == "builtin:guard"
+    with pytest.raises(UsageError, match="there are: zeroed-in-kernel"):
+        choose_row(entry, "nobody", None)
+    with pytest.raises(UsageError, match="would take"):
+        choose_row(scenario("sentinel"), None, None)
+    with pytest.raises(UsageError, match="launches no kernel"):
+        choose_row(scenario("dspark"), None, "builtin")
+
+
+def test_a_row_with_the_other_code_is_not_as_expected() -> None:
+    """The matrix can fail: the defect's row with the fixed kernel, and a kernel that does not exist."""
+    entry = scenario("histogram-ring")
+    done = judge_row(choose_row(entry, "ring-counts-rows", "builtin:guard"))
+    assert not done.as_expected
+    document = matrix_document(entry, [done], [])
+    assert document["outcome"] == "other"
+    with pytest.raises(KernelNotFoundError):
+        judge_row(choose_row(entry, None, "builtin:nobody"))
+
+
+def test_counts_are_of_all_orders_of_execution() -> None:
+    row = choose_row(scenario("init-race"), "zeroed-in-kernel-two", None)
+    done: Tried = judge_row(row, count_all=True)
+    assert done.launches == 24
+    assert 0 < done.counts["gpu-spin-barrier", "init-race"] < 24
+    assert done.counts["not-hung", None] + done.counts["gpu-spin-barrier", "init-race"] == 24
