@@ -96,7 +96,7 @@ class Hooks:
             step: Step | None = None
             try:
                 output = args[0] if args else kwargs.get("scheduler_output")
-                dummy = kwargs["dummy_run"] if "dummy_run" in kwargs else kind == 2 and len(args) > 2 and bool(args[2])
+                dummy = bool(kwargs.get("dummy_run")) or (kind == 2 and len(args) > 2 and bool(args[2]))
                 if not dummy and getattr(output, "total_num_scheduled_tokens", 0):
                     step = recorder.begin(runner, kind)
             except Exception as error:  # ours, not vLLM's: said once, and the step goes on without us

@@ -2,8 +2,8 @@
 
 Little endian. Header (512 bytes), then ``slots`` slots of 256 bytes; step ``n`` (from 1) is in slot ``n % slots``. A slot is always
 written whole with its own CRC-32, so that a reader that meets a half-written one (or one cut off by the process's end) sees that
-it is torn. Nothing is flushed: the page cache outlives the process (not a crash of the machine). Times are CLOCK_MONOTONIC, ns; 0 is
-"not seen". Version 1; a reader refuses others.
+it is torn. Nothing is flushed: the page cache outlives the process (not a crash of the machine). Times are CLOCK_MONOTONIC, ns; 0:
+not seen. Version 1; a reader refuses others.
 """
 
 from __future__ import annotations
