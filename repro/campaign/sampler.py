@@ -18,7 +18,7 @@ from .session import TrialSession, window_keys
 
 __all__ = ["Block", "Sampler", "windows_of_cell"]
 
-_CANDIDATES = 6
+_CANDIDATES = 24
 _KNOWN_CELLS = 4096
 
 

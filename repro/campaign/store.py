@@ -79,14 +79,18 @@ class Summary:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
+        fields = ("identity", "cause", "signature", "first_trial", "hangs", "minimised", "bundle")
+        hangs = [{"class": hang.class_, **{name: getattr(hang, name) for name in fields}} for hang in self.hangs]
         return {
-            "name": self.name, "trials": self.trials, "kinds": dict(self.kinds), "windows_reached": self.reached,
+            "name": self.name,
+            "trials": self.trials,
+            "kinds": dict(self.kinds),
+            "windows_reached": self.reached,
             "trial_seconds": round(self.seconds, 3),
-            "hangs": [{**{name: getattr(hang, name) for name in ("identity", "cause", "signature", "first_trial", "hangs", "minimised",
-                                                                "bundle")}, "class": hang.class_} for hang in self.hangs],
-            "danger_windows": [{"window": key, "trials": trials, "hangs": hangs} for key, trials, hangs in self.windows[:200]],
+            "hangs": hangs,
+            "danger_windows": [{"window": key, "trials": trials, "hangs": hung} for key, trials, hung in self.windows[:200]],
             "factors": {name: {value: dict(kinds) for value, kinds in values.items()} for name, values in self.factors.items()},
-        }  # fmt: skip
+        }
 
 
 def _error(error: sqlite3.Error, path: Path) -> RunStoreError:
