@@ -1,8 +1,8 @@
 """Reader of the agent's flight recorder: a ring file of the last steps of one worker, alive or dead.
 
-The layout is the agent's (``agent/src/dsv4_repro_agent/ring.py``, version 1; it is a distribution of its own and imports nothing of
-ours, so the layout is written down twice and a test holds both together). Every byte of the file is doubted: sizes are bounded, each
-slot has its CRC-32, and one that does not fit is counted as torn, never shown as a step.
+The layout is the agent's (``agent/src/dsv4_repro_agent/ring.py``, version 1; it is a distribution of its own and imports nothing
+of ours, so the layout is written down twice and a test holds both together). Every byte of the file is doubted: sizes are bounded,
+each slot has its CRC-32, and one that does not fit is counted as torn, never shown as a step.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ _MODES: dict[int, GraphMode] = {0: "none", 1: "piecewise", 2: "full"}
 
 @dataclass(frozen=True, slots=True)
 class RingHeader:
-    """Whose ring it is. ``start_ticks``: the process's start in clock ticks since boot, with ``pid`` its name for good (0: not known).
-    ``rank`` and ``device``: -1 if not known. ``wall_ns`` and ``monotonic_ns``: one moment on both clocks. ``begun``: steps begun so
-    far. ``releases``: waits that the rescue released."""
+    """Whose ring it is.
+
+    ``start_ticks``: the process's start in clock ticks since boot; with ``pid`` it names a process (0: not known). ``rank`` and
+    ``device``: -1 if not known. ``wall_ns`` and ``monotonic_ns``: one moment on both clocks. ``begun``: steps begun so far.
+    ``releases``: waits that the rescue released.
+    """
 
     pid: int
     start_ticks: int
@@ -63,9 +66,9 @@ class RingHeader:
 class RecordedStep:
     """One step of the model runner. Counts are None where they were not seen, and so are times (ns, CLOCK_MONOTONIC).
 
-    ``decode_zero``: request slots of decode length 0, i.e. padding. ``launch_ns``: the launches were queued; ``record_ns``: the event
-    behind them was; ``complete_ns``: it was first seen done; ``wait_ns``, ``output_ns``: vLLM's thread began to wait for the output,
-    and had it. ``guarded``: the guard's clamp was queued for this step.
+    ``decode_zero``: request slots of decode length 0, i.e. padding. ``launch_ns``: the launches were queued; ``record_ns``: so was the
+    behind them was; ``complete_ns``: it was first seen done; ``wait_ns``, ``output_ns``: vLLM's thread began to wait for the
+    output, and had it. ``guarded``: the guard's clamp was queued for this step.
     """
 
     number: int
@@ -98,8 +101,10 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class RingContents:
-    """``steps`` by number. ``torn``: slots that were half-written or damaged. ``missing``: numbers of the last ``slots`` steps that no
-    slot holds (torn ones among them)."""
+    """``steps`` by number. ``torn``: slots that were half-written or damaged.
+
+    ``missing``: numbers of the last ``slots`` steps that no slot holds (torn ones among them).
+    """
 
     path: str
     header: RingHeader
@@ -166,18 +171,18 @@ def _slot(raw: bytes, index: int, slots: int) -> RecordedStep | None:
     number, flags, runner, mode, native, _, *rest, _ = SLOT.unpack(body)
     if number == 0 or number % slots != index:
         return None
-    counts = [value if value >= 0 else None for value in rest[:9]]
-    times = [value or None for value in rest[9:]]
+    counts: list[int | None] = [value if value >= 0 else None for value in rest[:9]]
+    times: list[int | None] = [value or None for value in rest[9:]]
     return RecordedStep(
         number,
         "v1" if runner == 1 else "v2" if runner == 2 else "unknown",
         _MODES.get(mode, "unknown"),
         bool(native) if native in (0, 1) else None,
-        *counts,
-        *times,
-        guarded=bool(flags & GUARDED),
-        event_dropped=bool(flags & EVENT_DROPPED),
-    )
+        counts[0], counts[1], counts[2], counts[3], counts[4], counts[5], counts[6], counts[7], counts[8],
+        times[0], times[1], times[2], times[3], times[4], times[5],
+        bool(flags & GUARDED),
+        bool(flags & EVENT_DROPPED),
+    )  # fmt: skip
 
 
 def read_ring(path: Path) -> RingContents:

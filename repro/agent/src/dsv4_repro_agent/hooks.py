@@ -97,7 +97,7 @@ class Hooks:
             try:
                 output = args[0] if args else kwargs.get("scheduler_output")
                 dummy = bool(kwargs.get("dummy_run")) or (kind == 2 and len(args) > 2 and bool(args[2]))
-                if not dummy and getattr(output, "total_num_scheduled_tokens", 0):
+                if not dummy and int(getattr(output, "total_num_scheduled_tokens", 0) or 0) > 0:
                     step = recorder.begin(runner, kind)
             except Exception as error:  # ours, not vLLM's: said once, and the step goes on without us
                 recorder.step_aside("step", error)

@@ -1,0 +1,328 @@
+"""Side stream, rescue and answers against the stand-in for libcuda (tests/kernels/fake_cuda.c); no word about a real driver."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dsv4_repro_agent.control import Agent
+from dsv4_repro_agent.driver import Driver, DriverError
+from dsv4_repro_agent.guard import Guard
+from dsv4_repro_agent.hooks import Hooks
+from dsv4_repro_agent.recorder import Recorder
+from dsv4_repro_agent.rescue import RELEASE_COUNT, find_wait, zeroed_before_launch
+from dsv4_repro_agent.ring import Ring
+from dsv4_repro_agent.said import Said
+from dsv4_repro_agent.settings import Settings
+from dsv4_repro_agent.sidestream import ARRIVAL_OFFSET, ROW_STATE_SIZE, Launch
+
+from dsv4_repro.kernels import abi
+from dsv4_repro.kernels.abi import TopKParams
+from dsv4_repro.repro.recorder import read_ring
+
+#: What the stand-in of the other tests lacks.
+MORE = "int cuThreadExchangeStreamCaptureMode(int *mode) { *mode = 0; return 0; }\n"
+KNOWN = (3058, 3059, 3060, 3061, 3060, 3061, -1, 0)
+
+
+def until(ready: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Seconds until ``ready``."""
+    begin = time.monotonic()
+    while not ready():
+        assert time.monotonic() - begin < seconds, "not within the time"
+        time.sleep(0.002)
+    return time.monotonic() - begin
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for the stand-in of libcuda")
+    folder = tmp_path_factory.mktemp("agent-cuda")
+    (folder / "more.c").write_text(MORE)
+    source = Path(__file__).parent.parent / "kernels" / "fake_cuda.c"
+    path = folder / "libagentcuda.so"
+    subprocess.run(
+        [
+            compiler,
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-Wl,-Bsymbolic",
+            "-o",
+            str(path),
+            str(source),
+            str(folder / "more.c"),
+            "-ldl",
+            "-lpthread",
+        ],
+        check=True,
+    )
+    return path
+
+
+class Card:
+    """The server's own use of the stand-in: one stream, the op launched on it as a graph would."""
+
+    def __init__(self, library: Path) -> None:
+        self.cuda = ctypes.CDLL(str(library))
+        self.stream = self._made("cuStreamCreateWithPriority", 1, 0)
+        image = ctypes.create_string_buffer(b"\x7fELFplain\0" + bytes(64))
+        module = self._made("cuModuleLoadData", image)
+        self.function = self._made("cuModuleGetFunction", module, b"persistent_topk_kernel")
+        self.states, self.lengths = self.memory(1 << 20), self.memory(4096)
+        self.input, self.output = self.memory(8 * 16384 * 4), self.memory(8 * 512 * 4)
+
+    def _made(self, name: str, *arguments: Any) -> int:
+        out = ctypes.c_void_p()
+        given = [ctypes.c_void_p(one) if isinstance(one, int) and one > 1 << 20 else one for one in arguments]
+        assert getattr(self.cuda, name)(ctypes.byref(out), *given) == 0
+        return out.value or 0
+
+    def memory(self, size: int) -> int:
+        return self._made("cuMemAlloc", ctypes.c_size_t(size))
+
+    def set_lengths(self, values: tuple[int, ...]) -> None:
+        ctypes.memmove(self.lengths, (ctypes.c_int32 * len(values))(*values), 4 * len(values))
+
+    def counter(self, group: int) -> int:
+        return ctypes.c_int32.from_address(self.states + group * ROW_STATE_SIZE + ARRIVAL_OFFSET).value
+
+    def launch(self, times: int = 1) -> int:
+        """Zero the states and launch, ``times`` times; the handle of an event behind it all."""
+        params = TopKParams(self.input, self.output, self.lengths, self.states, 8, 16384, 512, 8192, 2, 16384).pack()
+        raw = ctypes.create_string_buffer(params)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(raw))
+        stream = ctypes.c_void_p(self.stream)
+        for _ in range(times):
+            assert (
+                self.cuda.cuMemsetD32Async(ctypes.c_uint64(self.states), 0, ctypes.c_size_t(8 * ROW_STATE_SIZE // 4), stream) == 0
+            )
+            assert self.cuda.cuLaunchKernel(ctypes.c_void_p(self.function), 16, 1, 1, 1024, 1, 1, 0, stream, pointers, None) == 0
+        event = self._made("cuEventCreate", 2)
+        assert self.cuda.cuEventRecord(ctypes.c_void_p(event), stream) == 0
+        return event
+
+    def describe(self, **changes: Any) -> Launch:
+        return Launch(**{
+            "workspace": self.states, "workspace_size": 1 << 20, "lengths": self.lengths, "rows": 8, "width": 16384, "top_k": 512,
+            "max_seq_len": 16384, "captured": True, **changes,
+        })  # fmt: skip
+
+    def free(self, group: int) -> None:
+        ctypes.c_int32.from_address(self.states + group * ROW_STATE_SIZE + ARRIVAL_OFFSET).value = RELEASE_COUNT
+
+
+class Rig:
+    """An agent in this process, with a model runner that launches on the card."""
+
+    def __init__(self, library: Path, folder: Path, *, vllm: str = "0.23.0", rescue: bool = True, needed: bool = True) -> None:
+        self.card = Card(library)
+        self.said = Said()
+        settings = Settings(agent=True, guard=False, rescue=rescue, row_states=True, folder=folder)
+        self.recorder = Recorder(self.said, self.ring, lambda: self.agent.start())
+        self.guard = Guard(self.said, wanted=False)
+        self.guard.needed = needed
+        hooks = Hooks(self.said, self.recorder, self.guard, row_states=True)
+        self.agent = Agent(settings, self.said, self.recorder, self.guard, hooks, vllm=vllm)
+        self.agent.library = str(library)
+        self.hooks = hooks
+        self.folder = folder
+        self.event = 0
+        self.recorder._record_event = lambda step: SimpleNamespace(cuda_event=self.event)  # type: ignore[method-assign]
+
+    def ring(self, runner: Any) -> Ring:
+        return Ring(self.folder, slots=16, rank=0, device=0, vllm="0.23.0", agent="0.1.0")
+
+    def step(self, lengths: tuple[int, ...] = KNOWN, times: int = 1) -> Any:
+        self.card.set_lengths(lengths)
+        launch = self.card.describe()
+        self.hooks.launches[(launch.workspace, launch.lengths, launch.rows)] = launch
+        step = self.recorder.begin(SimpleNamespace(device=SimpleNamespace(index=0)), 1)
+        assert step is not None
+        self.event = self.card.launch(times)
+        self.recorder.launched(step)
+        return step
+
+    def ask(self, name: str = "one") -> dict[str, Any]:
+        (self.folder / f"ask-{self.agent.name}.json").write_text(json.dumps({"id": name}))
+        path = self.folder / f"answer-{self.agent.name}.json"
+        until(lambda: path.exists() and json.loads(path.read_text())["id"] == name)
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document
+
+
+@pytest.fixture
+def rig(library: Path, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        made.append(Rig(library, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.agent.stop()
+        for group in range(8):
+            one.card.free(group)
+
+
+def test_the_numbers_are_those_of_the_main_package() -> None:
+    assert (ROW_STATE_SIZE, ARRIVAL_OFFSET, RELEASE_COUNT) == (abi.ROW_STATE_SIZE, abi.ARRIVAL_COUNTER_OFFSET, abi.RELEASE_COUNT)
+
+
+def test_the_known_wait_is_released_and_the_guard_armed(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    step = one.step()
+    until(lambda: step.complete_ns != 0)
+    assert one.agent.releases == 1
+    assert one.guard.active
+    assert one.card.counter(6) >= RELEASE_COUNT
+    kinds = [event["kind"] for event in one.said.events]
+    assert kinds == ["guard on", "released"]
+    assert one.said.events[1]["group"] == 6
+    assert one.said.events[1]["length"] == -1
+    contents = read_ring(one.recorder.ring.path)  # type: ignore[union-attr]
+    until(lambda: read_ring(one.recorder.ring.path).header.releases == 1)  # type: ignore[union-attr]
+    assert contents.steps[0].number == 1
+    status = one.folder / f"status-{one.agent.name}.json"
+    until(lambda: status.exists() and json.loads(status.read_text())["releases"] == 1)
+
+
+def test_every_layer_and_step_in_flight_is_released(rig: Callable[..., Rig]) -> None:
+    """21 indexer layers, two steps in flight: 42 waits one behind the other."""
+    one = rig()
+    step = one.step(times=42)
+    until(lambda: step.complete_ns != 0, 60)
+    assert one.agent.releases == 42
+
+
+def test_a_healthy_step_is_left_alone(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    step = one.step((3058, 3059, 3060, 3061, 3060, 3061, 0, 0))
+    until(lambda: step.complete_ns != 0)
+    time.sleep(0.2)
+    assert one.agent.releases == 0
+    assert not one.guard.active
+
+
+def test_a_wait_without_a_negative_length_is_not_touched(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    step = one.step((3058, 3059, 3060, 3061, 3060, 3061, 40000, 0))
+    until(lambda: "stall" in one.said.features, 30)
+    assert one.agent.releases == 0
+    assert "no negative length" in one.said.features["stall"]["why"]
+    assert one.card.counter(6) == 1
+    one.card.free(6)
+    until(lambda: step.complete_ns != 0)
+
+
+@pytest.mark.parametrize("version", ["0.20.1", "0.34.0", "0.27.1.dev3", ""])
+def test_builds_whose_launcher_is_not_known_to_zero_are_refused(rig: Callable[..., Rig], version: str) -> None:
+    one = rig(vllm=version)
+    one.step()
+    until(lambda: "rescue" in one.said.features)
+    time.sleep(0.3)
+    assert one.said.features["rescue"]["found"] is False
+    assert one.agent.releases == 0
+    assert one.card.counter(6) == 1
+
+
+def test_it_answers_while_the_device_is_wedged(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+    step = one.step()
+    until(lambda: one.card.counter(6) == 1)
+    begin = time.monotonic()
+    answer = one.ask()
+    assert time.monotonic() - begin < 1.0
+    (launch,) = answer["launches"]
+    assert launch["arrival_counters"] == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert launch["lengths"] == list(KNOWN)
+    assert step.complete_ns == 0
+    assert one.agent.releases == 0
+    assert read_ring(one.recorder.ring.path).unfinished[0].number == 1  # type: ignore[union-attr]
+
+
+def test_without_a_driver_it_says_so_and_the_rest_works(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=True)
+    one.agent.library = "libabsent-cuda.so"
+    one.step()
+    until(lambda: "side stream" in one.said.features)
+    assert one.said.features["side stream"]["found"] is False
+    assert "no answer" in one.ask()["error"]
+    assert [step.number for step in read_ring(one.recorder.ring.path).steps] == [1]  # type: ignore[union-attr]
+
+
+def test_nothing_is_made_on_the_device_during_graph_capture(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+    one.recorder.capturing = True
+    one.step()
+    time.sleep(0.3)
+    assert "side stream" not in one.said.features
+    one.recorder.capturing = False
+    until(lambda: "side stream" in one.said.features)
+
+
+def test_the_control_file_switches_recorder_and_guard(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+    one.step((1, 1, 1, 1, 1, 1, 1, 1))
+    control = one.folder / "control.json"
+    control.write_text(json.dumps({"recorder": False, "guard": True}))
+    until(lambda: not one.recorder.armed and one.guard.active)
+    assert one.recorder.begin(SimpleNamespace(device=None), 1) is None
+    control.write_text("{")
+    until(lambda: "control" in one.said.features)
+    control.write_text(json.dumps({"recorder": True, "guard": False}))
+    until(lambda: one.recorder.armed and not one.guard.active)
+
+
+def test_a_missing_call_is_a_typed_error(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = Path(__file__).parent.parent / "kernels" / "fake_cuda.c"
+    path = tmp_path / "libold.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", str(path), str(source), "-ldl", "-lpthread"], check=True)
+    with pytest.raises(DriverError, match="cuThreadExchangeStreamCaptureMode"):
+        Driver(str(path))
+
+
+LAUNCH = Launch(0x1000, 1 << 20, 0x2000, 8, 16384, 512, 16384, True)
+ONE = (0, 0, 0, 0, 0, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("reads", "launch", "lengths", "says"),
+    [
+        ([ONE] * 4, LAUNCH, KNOWN, "the known wait"),
+        ([ONE] * 3, LAUNCH, KNOWN, "3 reads"),
+        ([ONE] * 3 + [(0,) * 8], LAUNCH, KNOWN, "move"),
+        ([(0, 0, 0, 0, 0, 0, 2, 0)] * 4, LAUNCH, KNOWN, "no group"),
+        ([ONE] * 4, LAUNCH, (5,) * 8, "no negative length"),
+        ([(1, 0, 0, 0, 0, 0, 0, 0)] * 4, LAUNCH, KNOWN, "no negative length"),
+        ([ONE] * 4, Launch(0x1000, 1 << 20, 0x2000, 8, 65536, 512, 65536, True), KNOWN, "peers stay"),
+        ([ONE] * 4, Launch(0x1000, 1 << 20, 0x2000, 100, 16384, 512, 16384, True), KNOWN, "not known"),
+    ],
+)
+def test_only_the_known_wait_is_known(reads: Any, launch: Launch, lengths: Any, says: str) -> None:
+    wait, why = find_wait(reads, launch, lengths)
+    assert says in why
+    assert (wait is not None) == (says == "the known wait")
+    if wait is not None:
+        assert (wait.group, wait.address) == (6, 0x1000 + 6 * 3088 + 3080)
+
+
+@pytest.mark.parametrize(
+    ("version", "able"), [("0.20.0", False), ("0.20.2", True), ("0.33.0", True), ("0.33.1", False), ("1", False)]
+)
+def test_which_launchers_zero(version: str, able: bool) -> None:
+    assert zeroed_before_launch(version)[0] is able
