@@ -66,8 +66,8 @@ class RingHeader:
 class RecordedStep:
     """One step of the model runner. Counts are None where they were not seen, and so are times (ns, CLOCK_MONOTONIC).
 
-    ``decode_zero``: request slots of decode length 0, i.e. padding. ``launch_ns``: the launches were queued; ``record_ns``: so was the
-    behind them was; ``complete_ns``: it was first seen done; ``wait_ns``, ``output_ns``: vLLM's thread began to wait for the
+    ``decode_zero``: request slots of decode length 0, i.e. padding. ``launch_ns``: the launches were queued; ``record_ns``: the
+    event behind them was; ``complete_ns``: it was first seen done; ``wait_ns``, ``output_ns``: vLLM's thread began to wait for the
     output, and had it. ``guarded``: the guard's clamp was queued for this step.
     """
 

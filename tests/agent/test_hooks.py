@@ -47,7 +47,8 @@ class GPUModelRunner:
         self._determine_batch_execution_and_padding(num_tokens=6, num_reqs=3)
         from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadataBuilder as B
         lengths = N(data_ptr=lambda: 1)
-        B()._prepare_decode_tensors(seq_lens=lengths, decode_lens_cpu=Lengths([2, 2, 2, 0]), use_native=True, next_n=2, max_decode_len=2)
+        given = dict(decode_lens_cpu=Lengths([2, 2, 2, 0]), use_native=True, next_n=2, max_decode_len=2)
+        B()._prepare_decode_tensors(seq_lens=lengths, **given)
         return None
     def _determine_batch_execution_and_padding(self, num_tokens, num_reqs):
         return Mode.FULL, N(num_tokens=8, num_reqs=4), False, None, None
@@ -90,7 +91,10 @@ FILES = {
     "vllm/model_executor/layers/__init__.py": "",
     "vllm/model_executor/layers/sparse_attn_indexer.py": "",
 }
-BEGIN = "import sys, dsv4_repro_agent; from types import SimpleNamespace as N; dsv4_repro_agent.register(); dsv4_repro_agent.register()\n"
+BEGIN = (
+    "import sys, dsv4_repro_agent; from types import SimpleNamespace as N\n"
+    "dsv4_repro_agent.register(); dsv4_repro_agent.register()\n"
+)
 DRIVE = """
 from vllm.v1.worker.{module} import GPUModelRunner
 runner = GPUModelRunner()
@@ -202,9 +206,8 @@ def test_a_forked_child_has_its_own_ring(tree: Path) -> None:
 
 
 def test_it_says_what_it_found_and_what_not(tree: Path) -> None:
-    (tree / "site/vllm/v1/worker/gpu_model_runner.py").write_text(V1.replace("num_tokens, num_reqs):", "tokens, num_reqs):").replace(
-        "num_tokens=6, num_reqs=3", "tokens=6, num_reqs=3"
-    ))  # fmt: skip
+    other = V1.replace("num_tokens, num_reqs):", "tokens, num_reqs):").replace("num_tokens=6, num_reqs=3", "tokens=6, num_reqs=3")
+    (tree / "site/vllm/v1/worker/gpu_model_runner.py").write_text(other)
     code = BEGIN + DRIVE.format(module="gpu_model_runner") + "import time; time.sleep(0.5)\n"
     ran(tree, code, DSV4_REPRO_AGENT="1")
     features = status(tree)["features"]
