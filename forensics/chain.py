@@ -107,7 +107,8 @@ def _padding(step: StepFacts | None, seen: ChainInput) -> tuple[Fact, str]:
     if step is not None and step.rows is not None and step.graph_rows is not None:
         if step.rows == step.graph_rows:
             return step.origin, f"{step.rows} rows are a captured size: no padding"
-        slots = f", {step.padded_requests} request slots without a request" if step.padded_requests else ""
+        one = step.padded_requests == 1
+        slots = f", {step.padded_requests} request slot{'' if one else 's'} without a request" if step.padded_requests else ""
         starts = f"; query_start_loc {list(step.query_start_loc)}" if step.query_start_loc else ""
         lengths = f"; seq_lens {list(step.seq_lens)}" if step.seq_lens else ""
         return step.origin, f"{step.rows} rows are padded to the captured {step.graph_rows}{slots}{_short(starts)}{_short(lengths)}"

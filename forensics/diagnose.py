@@ -316,25 +316,25 @@ def _cited(evidence: Sequence[Evidence]) -> list[str]:
 
 def _next(found: Judged, view: GridView | None, state: DeviceState) -> str:
     """The cheapest next measurement."""
-    source = state.source or "PID"
     if view is None:
-        return "dsv4-repro why"
+        return "dsv4-repro autopsy PID --attach    # while it hangs; this evidence shows no kernel"
     params, sm = abi_params(view), state.devices.get(view.grid.device, ("", None, None))[1]
     base = param_base(sm) if sm else None
     if found.cause is not None and params is None and "persistent_topk_kernel" in view.grid.kernel:
         where = f"(0,{base:#x})" if base is not None else "(0,BASE)"
-        return f"cuda-gdb: x/14xw $_cuda_const_bank{where}   (the kernel's parameters: group size and max_seq_len)"
+        return f"cuda-gdb -p PID -batch -ex 'x/14xw $_cuda_const_bank{where}'    # the kernel's parameters: group size, max_seq_len"
     if found.cause == "peer-left":
-        return "dsv4-repro audit installed    # is the installed build affected?"
+        return "dsv4-repro audit installed    # is the build that you serve affected? elsewhere: audit vllm==RELEASE"
     if found.cause is not None:
-        return f"dsv4-repro show {found.cause}    # a scenario that shows the same cause"
+        return f"dsv4-repro list    # is there a scenario that shows the same cause, {found.cause}?"
     if found.class_ == "unknown" and view.ctas:
         return "dsv4-repro autopsy PID --attach    # a second look, 20 s later: the same PCs mean a deadlock"
     if found.primary is not None and found.primary.live is None and found.primary.seen.address is not None:
-        return f"cuda-gdb: print *(@global int*){found.primary.seen.address:#x}   (the counter as memory holds it)"
+        address = f"{found.primary.seen.address:#x}"
+        return f"cuda-gdb -p PID -batch -ex 'print *(@global int*){address}'    # the counter as memory holds it"
     if view.code is None and view.ctas:
-        return "a dump with relocated code images (without skip_relocated_elf_images), then dsv4-repro autopsy FILE"
-    return f"dsv4-repro autopsy {source}" if found.class_ == "gpu-kernel-stuck" else "dsv4-repro why"
+        return "dsv4-repro autopsy FILE    # of a dump that holds the code: armed without skip_relocated_elf_images"
+    return "dsv4-repro autopsy PID --attach    # a second look, 20 s later: what has moved since?"
 
 
 def _dump_evidence(path: Path, dump: CoreDump) -> Evidence:

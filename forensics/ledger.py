@@ -267,7 +267,7 @@ def _missing(linear: int, highest: int, room: Room, model: GroupModel, listed: b
     if linear < highest:
         return "exited", "exited: blocks start in order and a later one is resident", True
     if room.state == "free":
-        return "exited", f"exited: a block that had not started would have ({room.why})", room.certain
+        return "exited", f"exited: there is room, so a block that had not started would have started ({room.why})", room.certain
     if model.params is not None and model.params.max_seq_len > RADIX_THRESHOLD:
         held = f"no member leaves a group early when max_seq_len {model.params.max_seq_len} > {RADIX_THRESHOLD}"
         if room.state == "full":

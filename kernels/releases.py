@@ -188,7 +188,8 @@ def installed_vllm() -> tuple[str, Path]:
         distribution = metadata.distribution("vllm")
     except metadata.PackageNotFoundError:
         raise KernelNotFoundError(
-            "vLLM is not installed in this Python environment", help_text="--kernel vllm==0.27.1 takes a release from the index."
+            "vLLM is not installed in this Python environment",
+            help_text="Name a release instead, fetched from the index: vllm==0.27.1",
         ) from None
     folder = Path(str(distribution.locate_file("vllm")))
     if not folder.is_dir():

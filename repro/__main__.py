@@ -91,6 +91,14 @@ def _unexpected(error: BaseException, *, as_json: bool) -> int:
     return OUR_FAULT
 
 
+def _interrupted(*, as_json: bool) -> int:
+    message = "interrupted; what was written so far is kept"
+    _say(f"dsv4-repro: {message}")
+    if as_json:
+        _error_document("KeyboardInterrupt", message, "", INTERRUPTED)
+    return INTERRUPTED
+
+
 def _reader_gone() -> int:
     """The reader of our output is gone (head, less): nobody is left to tell, and Python would complain again at exit. 141, as a
     shell reports SIGPIPE."""
@@ -114,8 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
-        _say("dsv4-repro: interrupted; what was written so far is kept")
-        return INTERRUPTED
+        return _interrupted(as_json=as_json)
     except ReproError as error:
         return _report_error(error, as_json=as_json)
     except BrokenPipeError:
@@ -129,8 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if as_json:
                 _error_document("UsageError", str(getattr(error, "message", error)), "See: dsv4-repro --help", USAGE)
             return USAGE
-        if type(error).__name__ == "Abort":
-            return INTERRUPTED
+        if type(error).__name__ == "Abort":  # what the command line library makes of Ctrl-C
+            return _interrupted(as_json=as_json)
         return _unexpected(error, as_json=as_json)
 
 

@@ -84,11 +84,12 @@ class Screen:
         if self._err.is_terminal and not self._err.is_dumb_terminal:
             from rich.text import Text
 
+            shown = Text(text, no_wrap=True, overflow="ellipsis")  # one line: a wrapped one leaves its rest behind
             if self._status is None:
-                self._status = self._err.status(Text(text))
+                self._status = self._err.status(shown)
                 self._status.start()
             else:
-                self._status.update(Text(text))
+                self._status.update(shown)
             return
         now = self._clock.monotonic()
         if self._last_progress is None or now - self._last_progress >= self._every_s:

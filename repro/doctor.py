@@ -65,7 +65,7 @@ def checks(machine: Machine) -> list[Check]:
         _tool(machine.tools["nvdisasm"], "disassemble machine code", "pip install nvidia-cuda-nvdisasm"),
         _tool(machine.tools["cuobjdump"], "take kernels out of a vLLM wheel", "pip install nvidia-cuda-cuobjdump"),
         _cuda_gdb(machine),
-        _tool(machine.tools["py-spy"], "read the host stacks of Python processes", 'pip install "dsv4-repro[stacks]"'),
+        _tool(machine.tools["py-spy"], "read the host stacks of Python processes", "pip install py-spy"),
         _ptrace(machine),
         _core_pipe(machine),
         _dmesg(machine),
@@ -246,9 +246,9 @@ def _limits(machine: Machine) -> Check:
 
 def _served(machine: Machine) -> Check:
     vllm, torch = machine.packages.get("vllm"), machine.packages.get("torch")
-    what = "start a vLLM server"
+    what = "launch by vLLM's own code (--via op)"
     if vllm is None:
-        remedy = "Only for --on server and --via op: pip install vllm, or give --url of a running one."
+        remedy = "Only for --via op and --kernel installed: pip install vllm. Everything else works without it."
         return Check(id="vllm", what=what, state="no", found="vLLM is not installed here", remedy=remedy)
     return Check(id="vllm", what=what, state="yes", found=f"vllm {vllm}, torch {torch or 'not installed'}")
 

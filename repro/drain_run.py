@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import ReproError, UsageError
+from ..errors import ReproError, RunStoreError, UsageError
 from ..kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
 from ..reports.document import FixText, ReportSource
 from ..scenarios.drain import DecodeStep, DrainPlan, Producer
@@ -63,11 +63,15 @@ class DrainJob:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """A run that ended: its result, its directory, and the status the process should exit with."""
+    """A run that ended: its result, its directory, and the status the process should exit with.
+
+    ``unwritten``: why the directory is not complete although the run ended (a full disk); "" if it is. What was found still counts.
+    """
 
     result: RunResult
     folder: Path
     status: int
+    unwritten: str = ""
 
 
 def _device(ground: str, flags: RunFlags) -> tuple[DeviceDescription, int]:
@@ -127,8 +131,8 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     plan = build_plan(plan_flags, common.seed)
     screen.progress("looking for a place to run")
     ground, why = choose_ground(flags.on, grounds_here(probe_machine(version=lambda _argv: None)))
-    device, ordinal = _device(ground, flags)
     require_ground(ground)
+    device, ordinal = _device(ground, flags)
     screen.progress(f"getting the kernel {spec}")
     chosen = choose_kernel(
         spec, device.sm, plan.top_k, vector_width(plan.width), progress=_fetching(screen), interpreted=ground == "cpu"
@@ -296,18 +300,23 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
                 "exit_status": status,
             }
         )
-        store.write_diagnosis(result.diagnosis.document())
-        finished = _note_end(store, finished, "finished", clock.monotonic() - began, clock)
-        source = ReportSource(
-            diagnosis=result.diagnosis,
-            run=finished.document(),
-            title=job.scenario.title,
-            fixes=fixes_of(job.scenario) if result.outcome == "hang" else (),
-            version=__version__,
-        )
-        write_reports(reports_of(source, store.path), store.path)
-        append_step_summary(source)
-    return Executed(result, store.path, status)
+        unwritten = ""
+        try:
+            store.write_diagnosis(result.diagnosis.document())
+            finished = _note_end(store, finished, "finished", clock.monotonic() - began, clock)
+            source = ReportSource(
+                diagnosis=result.diagnosis,
+                run=finished.document(),
+                title=job.scenario.title,
+                fixes=fixes_of(job.scenario) if result.outcome == "hang" else (),
+                version=__version__,
+            )
+            write_reports(reports_of(source, store.path), store.path)
+            append_step_summary(source)
+        except RunStoreError as error:  # the answer is known, and is worth more than its file
+            unwritten = str(error)
+            status = status if result.outcome in ("hang", "other") else exit_status("inconclusive")
+    return Executed(result, store.path, status, unwritten)
 
 
 def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,5 +353,8 @@ def run_drain(common: Common, plan_flags: PlanFlags, flags: RunFlags) -> int:
     lines = last_lines(done.result, done.folder)
     screen.tell(lines[:1], style=style)
     screen.tell(lines[1:])
-    screen.document({**done.result.diagnosis.document(), "run": str(done.folder), "exit_status": done.status})
+    if done.unwritten:
+        screen.note(f"the run directory is not complete: {done.unwritten}")
+    more = {"unwritten": done.unwritten} if done.unwritten else {}
+    screen.document({**done.result.diagnosis.document(), "run": str(done.folder), "exit_status": done.status, **more})
     return done.status

@@ -97,10 +97,18 @@ def proof_lines(diagnosis: Diagnosis) -> list[str]:
                 if blocks
             ]
             if gone:
-                lines.append(f"of its group: {'; '.join(gone)}" + (f" ({group.inferred})" if group.inferred else ""))
+                lines.append(f"of its group: {'; '.join(gone)}" + _inference(group.inferred, gone))
     if len(diagnosis.waits) > 1:
         lines.append(f"{len(diagnosis.waits)} waits in all")
     return lines
+
+
+def _inference(inferred: str | None, gone: Sequence[str]) -> str:
+    """Why the missing blocks are believed to have gone so; the fate is not said again where there is only one."""
+    if not inferred:
+        return ""
+    fate, colon, reason = inferred.partition(": ")
+    return f"; inferred: {reason if colon and len(gone) == 1 and gone[0].endswith(fate) else inferred}"
 
 
 def _experiment_line(unwedge: Mapping[str, Any] | None) -> list[str]:

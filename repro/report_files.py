@@ -34,7 +34,17 @@ def reports_of(source: ReportSource, folder: Path | None = None) -> dict[str, by
 
 
 def write_reports(reports: dict[str, bytes], target: Path) -> Iterable[Path]:
-    """Write them into a directory, or the one of its suffix to a file. UsageError for a file of another kind; RunStoreError."""
+    """Write them into a directory (made if its name has no suffix), or the one of its suffix to a file.
+
+    UsageError for a file of another kind; RunStoreError.
+    """
+    if not target.suffix and not target.exists():
+        try:
+            target.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise RunStoreError(
+                f"cannot create the directory: {error.strerror or error}", path=str(target), help_text="Write elsewhere: --out DIR"
+            ) from error
     if target.is_dir():
         for name, data in reports.items():
             write_atomic(target / name, data)

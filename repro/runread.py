@@ -108,6 +108,12 @@ def open_run(path: Path) -> RunView:
         raise RunStoreError("not a run directory", path=str(path), help_text="A run directory holds run.json.")
     missing: list[Unread] = []
     run_file = path / paths.RUN
+    if not run_file.exists():
+        raise RunStoreError(
+            f"not a run directory: it holds no {paths.RUN}",
+            path=str(path),
+            help_text=f"Judge what it holds: dsv4-repro autopsy {path}",
+        )
     try:
         run = RunRecord.model_validate(read_json_file(run_file))
     except ValidationError as error:

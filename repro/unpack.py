@@ -49,7 +49,11 @@ def _unpacking(path: Path, kind: str, done: Callable[[], int]) -> Iterator[IO[by
     except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise EvidenceError(f"damaged {kind} data: {error}", path=str(path), place=f"after {done()} unpacked bytes") from error
     except OSError as error:
-        raise EvidenceError(f"cannot be unpacked: {error.strerror or error}", path=str(path)) from error
+        raise EvidenceError(
+            f"cannot be unpacked: {error.strerror or error}",
+            path=str(path),
+            help_text="It is unpacked into the temporary folder; another one: TMPDIR=DIR, or unpack it yourself",
+        ) from error
 
 
 def peek(path: Path, size: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dsv4_repro.errors import NoDeviceError
+from dsv4_repro.errors import NoDeviceError, RunStoreError
 from dsv4_repro.forensics.records import Diagnosis
 from dsv4_repro.kernels.devices import device_for_sm
 from dsv4_repro.repro import drain_flags, drain_run
@@ -247,3 +247,52 @@ def test_gpu_numbers_and_architectures_are_checked(play: Any, fakes: Any, capsys
 @pytest.mark.parametrize(("text", "sm"), [("sm_120", 120), ("SM90", 90), ("100", 100), (" sm_75 ", 75)])
 def test_architectures(text: str, sm: int) -> None:
     assert drain_flags.parse_arch(text) == sm
+
+
+@pytest.mark.parametrize(("script", "status"), [("hung", 3), ("done", 5)])
+def test_a_disk_that_is_full_at_the_end_does_not_take_the_answer_along(
+    play: Any,
+    fakes: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    status: int,
+) -> None:
+    """A hang that was found is told and counts; a clean run whose directory is not complete is not called clean."""
+
+    def full(*_arguments: Any) -> None:
+        raise RunStoreError("cannot write: the disk or the quota is full", path="report.md")
+
+    monkeypatch.setattr(drain_run, "write_reports", full)
+    play(fakes.ground(script={_danger(fakes): script}))
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run"), "--json"]) == status
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["outcome"] == {"hung": "hang", "done": "clean"}[script]
+    assert document["exit_status"] == status
+    assert "the disk or the quota is full" in document["unwritten"]
+    assert {"hung": "HANG", "done": "CLEAN"}[script] in captured.err
+    assert "the run directory is not complete" in captured.err
+
+
+def test_a_ground_that_this_release_lacks_is_said_before_any_device_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    from dsv4_repro.repro import grounds
+
+    lacking = [name for name in grounds.GROUNDS if not grounds._installed(name)]
+    for name in lacking:
+        assert main(["run", "drain", "--on", name]) == 5
+        assert f"this release has no {name} ground" in capsys.readouterr().err
+
+
+def test_report_makes_a_directory_that_is_not_there_and_a_folder_that_is_no_run_gets_a_way_on(
+    play: Any, fakes: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    play(fakes.ground(script={_danger(fakes): "hung"}))
+    main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run")])
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "a new" / "folder")]) == 0
+    assert sorted(path.name for path in (tmp_path / "a new" / "folder").iterdir()) == ["junit.xml", "report.html", "report.md"]
+    capsys.readouterr()
+    for verb in ("report", "bundle"):
+        assert main([verb, str(tmp_path)]) == 5
+        assert f"dsv4-repro autopsy {tmp_path}" in capsys.readouterr().err

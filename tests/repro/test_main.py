@@ -228,3 +228,15 @@ def test_a_real_ctrl_c_is_130(tmp_path: Path) -> None:
     _, err = child.communicate(timeout=20)
     assert child.returncode == 130
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), type("Abort", (RuntimeError,), {})()])
+def test_ctrl_c_says_so_wherever_it_was_caught_and_with_json_in_a_document(
+    raising: Any, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    """The command line library turns Ctrl-C into an exception of its own: the same words, the same document."""
+    raising(error)
+    assert main(["run", "drain", "--json"]) == 130
+    captured = capsys.readouterr()
+    assert captured.err == "dsv4-repro: interrupted; what was written so far is kept\n"
+    assert json.loads(captured.out)["exit_status"] == 130

@@ -1,0 +1,90 @@
+"""Every command that the program or its documents tell somebody to paste names a verb and flags that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+_COMMAND = re.compile(r"dsv4-repro ([a-z]+)((?: [^\s`'\"·,;)#|]+)*)")
+#: Words that follow the program's name in a sentence, and are no verb.
+_PROSE = frozenset({"interpreter", "is", "version", "writer"})
+
+
+@cache
+def _flags() -> dict[str, frozenset[str]]:
+    """Verb, or ``run SCENARIO``, -> its flags."""
+    from dsv4_repro.repro.cli import build
+
+    found: dict[str, frozenset[str]] = {}
+    for name, command in build().commands.items():
+        inner = getattr(command, "commands", {})
+        for sub, leaf in inner.items():
+            found[f"{name} {sub}"] = _options(leaf)
+        found[name] = frozenset().union(*(_options(leaf) for leaf in inner.values())) if inner else _options(command)
+    return found
+
+
+@cache
+def _scenarios() -> frozenset[str]:
+    from dsv4_repro.scenarios.registry import all_scenarios
+
+    return frozenset(entry.name for entry in all_scenarios())
+
+
+def _options(command: object) -> frozenset[str]:
+    names = [text for parameter in getattr(command, "params", ()) for text in (*parameter.opts, *parameter.secondary_opts)]
+    return frozenset({*names, "--help", "-h"})
+
+
+def _literals(path: Path) -> Iterator[str]:
+    """The text of every string of a module; what an f-string fills in becomes a plain word."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _sources() -> list[Path]:
+    packages = ("repro", "forensics", "kernels", "scenarios", "reports")
+    agent = ROOT / "repro" / "agent"  # a distribution of its own, with its own command line
+    return sorted(path for package in packages for path in (ROOT / package).rglob("*.py") if not path.is_relative_to(agent))
+
+
+def _documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+
+
+def _wrong(text: str) -> list[str]:
+    wrong = []
+    for verb, rest in _COMMAND.findall(text):
+        if verb in _PROSE:
+            continue
+        if verb not in _flags():
+            wrong.append(f"no verb {verb!r}: {verb}{rest}")
+            continue
+        words = rest.split()
+        if verb in ("run", "show") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]) and words[0] not in _scenarios():
+            wrong.append(f"no scenario {words[0]!r}: {verb}{rest}")
+        known = _flags().get(f"{verb} {words[0]}", _flags()[verb]) if words else _flags()[verb]
+        wrong += [f"no flag {flag}: {verb}{rest}" for flag in re.findall(r"(?<=\s)(--[a-z][a-z-]*)", rest) if flag not in known]
+    return wrong
+
+
+@pytest.mark.parametrize("path", [*_sources(), *_documents()], ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_to_paste_exist(path: Path) -> None:
+    texts = _literals(path) if path.suffix == ".py" else [path.read_text(encoding="utf-8")]
+    assert [problem for text in texts for problem in _wrong(text)] == []
+
+
+def test_the_check_finds_a_verb_and_a_flag_that_do_not_exist() -> None:
+    assert _wrong("next: dsv4-repro explain FILE") == ["no verb 'explain': explain FILE"]
+    assert _wrong("`dsv4-repro run drain --on cpu --frobnicate`") == ["no flag --frobnicate: run drain --on cpu --frobnicate"]
+    assert _wrong("dsv4-repro show a-thing") == ["no scenario 'a-thing': show a-thing"]
+    assert _wrong("dsv4-repro audit installed    # why this one") == []
