@@ -90,6 +90,16 @@ class Done:
     def document(self) -> Any:
         return json.loads((self.folder / "diagnosis.json").read_text())
 
+    def ledger_is_true(self) -> bool:
+        """What the diagnosis infers of a dump against what the interpreter knows: nobody is said to have gone who had not started."""
+        (seen,) = (json.loads(path.read_text()) for path in self.folder.glob("evidence/hang-1/interpreter.json"))
+        ledger = self.document()["ledger"]
+        assert ledger
+        return all(
+            set(group["exited"]) <= set(seen["exited"]) and set(group["never_started"]) <= set(seen["never_started"])
+            for group in ledger
+        )
+
     def steps(self) -> list[Any]:
         return [line for line in read_timeline(self.folder) if line["kind"] in ("step", "hung")]
 
@@ -191,14 +201,14 @@ def test_trials_go_on_after_a_release(drain: Callable[..., Done]) -> None:
 # ---- the interpreted device -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_random_schedules_come_to_the_same_verdict(drain: Callable[..., Done], seed: int) -> None:
-    run = drain("--schedule", "random", "--seed", str(seed))
-    assert f"schedule random of seed {seed}" in run.words
+@pytest.mark.parametrize(("schedule", "seed"), [("random", 1), ("random", 2), ("priority", 3)])
+def test_random_schedules_come_to_the_same_verdict(drain: Callable[..., Done], schedule: str, seed: int) -> None:
+    run = drain("--schedule", schedule, "--seed", str(seed))
+    assert f"schedule {schedule} of seed {seed}" in run.words
     assert run.status == 3
     assert run.verdict == ("gpu-spin-barrier", "peer-left")
     assert {tuple(wait["block"]) for wait in run.document()["waits"]} == {(12, 0, 0)}
-    assert drain("--schedule", "random", "--seed", str(seed), "--kernel", "builtin:guard").status == 0
+    assert drain("--schedule", schedule, "--seed", str(seed), "--kernel", "builtin:guard").status == 0
 
 
 def test_the_recorded_command_makes_the_same_run(drain: Callable[..., Done]) -> None:
@@ -226,6 +236,7 @@ def test_too_few_slots_are_not_co_resident_and_not_a_peer_that_left(drain: Calla
     waiting = next(group for group in run.document()["ledger"] if group["spinning"])
     assert waiting["never_started"]
     assert not waiting["exited"]
+    assert run.ledger_is_true()
     assert drain("--kernel", kernel, "--arch", arch, "--steps", "1", plan=LONG).status == 5
 
 
@@ -235,6 +246,10 @@ def test_a_leader_whose_peer_never_started_is_not_said_to_be_left(drain: Callabl
     assert run.status == 3
     assert run.verdict[0] == "gpu-spin-barrier"
     assert run.verdict[1] != "peer-left"
+    assert run.ledger_is_true()
+    wider = drain("--sms", "2", "--slots-per-sm", "1")
+    assert wider.verdict == ("gpu-spin-barrier", "peer-left")
+    assert wider.ledger_is_true()
 
 
 def test_a_named_device_stands_for_its_architecture(drain: Callable[..., Done]) -> None:
@@ -532,3 +547,31 @@ def test_ctrl_c_in_the_middle_leaves_a_directory_that_can_be_read(tmp_path: Path
     view = open_run(folder)
     assert view.run.state == "interrupted"
     assert any(line["kind"] == "step" for line in read_timeline(folder))
+
+
+# ---- releases (downloaded in ranges, kept in the user's cache)
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.release_wheel
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize(("version", "hangs"), [("0.20.2", True), ("0.27.1", True), ("0.28.0", False), ("0.33.0", False)])
+def test_releases(drain: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, version: str, hangs: bool, arch: str) -> None:
+    monkeypatch.delenv("DSV4_REPRO_CACHE")
+    run = drain("--kernel", f"vllm=={version}", "--arch", arch)
+    if run.status == 5 and not (run.folder / "run.json").exists():
+        pytest.skip(f"vLLM {version} cannot be had here: {run.err[-300:]}")
+    assert run.status == (3 if hangs else 0)
+    assert run.verdict == (("gpu-spin-barrier", "peer-left") if hangs else ("not-hung", None))
+    if hangs:
+        assert run.document()["unwedge"]["retired"] is True
+
+
+@pytest.mark.release_wheel
+@pytest.mark.parametrize("version", ["0.27.1", "0.33.0"])
+def test_releases_pass_the_memory_checker(drain: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.delenv("DSV4_REPRO_CACHE")
+    run = drain("--kernel", f"vllm=={version}", "--checks")
+    if run.status == 5 and not (run.folder / "run.json").exists():
+        pytest.skip(f"vLLM {version} cannot be had here: {run.err[-300:]}")
+    assert run.status in (0, 3)
