@@ -17,6 +17,7 @@ import os
 import struct
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def words(*values: tuple[str, int]) -> list[bytes]:
 
 def too_large(bench: Bench, image: KernelImage, slots: int) -> dict[str, Any]:
     """One group of more CTAs than the card holds, and one that just fits."""
-    result = {}
+    result: dict[str, Any] = {}
     for name, ctas in (("larger", slots + 36), ("fits", slots)):
         length = max(ctas * 1024, 32772)
         case = TopKCase(f"{ctas} CTAs", 512, 4, (length,), length, length, ctas, 1, 1024)
@@ -258,11 +259,12 @@ def measure(bench: Bench, folder: Path | None, launches: int) -> dict[str, Any]:
     patients = compile_kernel("patients.cu", sm).cubin if folder is None else (folder / file_of(BLOCKER)).read_bytes()
     slots = bench.info.sm_count * bench.driver.occupancy(bench.function(guard), 1024, SMEM_MEDIUM)
     more: dict[str, Any] = {}
-    for name, part in (
+    parts: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (
         ("oversubscribe/too-large", lambda: too_large(bench, guard, slots)),
         ("oversubscribe/co-resident", lambda: blocked(bench, guard, patients, slots)),
         ("victim/streams", lambda: victim(bench, unguarded, patients)),
-    ):
+    )
+    for name, part in parts:
         if whole.expired:
             skipped[name] = "no time was left"
         else:

@@ -73,7 +73,9 @@ class RunFlags:
     slots_per_sm: Annotated[
         int | None, typer.Option("--slots-per-sm", help="With --on cpu: CTAs that an SM holds at once.", min=1, max=64)
     ] = None
-    schedule: Annotated[str, typer.Option("--schedule", help="With --on cpu: smallest-pc, or random (by --seed).")] = "smallest-pc"
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="With --on cpu: smallest-pc, or by --seed: random, priority (one CTA gets far ahead).")
+    ] = "smallest-pc"
     checks: Annotated[
         bool,
         typer.Option("--checks/--no-checks", help="With --on cpu: check every memory access (bounds, alignment, unwritten words)."),
@@ -101,6 +103,12 @@ class RelativeFlags:
         str | None, typer.Option("--fix", metavar="ROW", help="The row to run: a defect or a fix, by name; default the defect.")
     ] = None
     all_rows: Annotated[bool, typer.Option("--all", help="All rows side by side, defect and fixes; no run directory.")] = False
+    explore: Annotated[
+        bool,
+        typer.Option(
+            "--explore", help="Every order of execution of the row's launch, over a model of its barrier; nothing is run."
+        ),
+    ] = False
     count: Annotated[bool, typer.Option("--count", help="Go through every order of execution, for a rate of n.")] = False
     kernel: Annotated[
         str | None, typer.Option("--kernel", help="Whose code instead of the row's: builtin[:VARIANT], vllm==0.27.1, or a file.")

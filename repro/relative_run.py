@@ -28,8 +28,9 @@ from .runstore import RunStore
 if TYPE_CHECKING:
     from .options import Common, RelativeFlags
 
-__all__ = ["MATRIX_SCHEMA", "choose_row", "matrix_document", "run_relative", "run_rows"]
+__all__ = ["EXPLORE_SCHEMA", "MATRIX_SCHEMA", "choose_row", "matrix_document", "run_relative", "run_rows"]
 
+EXPLORE_SCHEMA = "dsv4-repro/explore/1"
 MATRIX_SCHEMA = "dsv4-repro/relative-matrix/1"
 
 
@@ -202,6 +203,8 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
     if flags.all_rows:
         return _matrix(entry, common, flags, sm, screen)
     row = choose_row(entry, flags.fix, flags.kernel)
+    if flags.explore:
+        return _explored(entry, row, screen)
     screen.tell(_first_lines(entry, row, sm))
     done, folder, status = _run_one(entry, row, common, flags, sm, screen, expect)
     diagnosis = done.first.diagnosis
@@ -220,6 +223,27 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
     screen.tell([line for line in lines if line])
     screen.document({**diagnosis.document(), "run": str(folder), "exit_status": status})
     return status
+
+
+def _explored(entry: Scenario, row: Row, screen: Screen) -> int:
+    """The row's launch in every order of execution, over the barrier's model: 3 if one of them never ends, else 0."""
+    from ..kernels.build import parse_builtin
+    from ..scenarios.explore import explore, model_of
+
+    parsed = parse_builtin(row.kernel)
+    if parsed is None or not isinstance(row.what, Launch):
+        raise UsageError(f"row {row.name} of {entry.name}: only launches of the builtin kernel have a model to explore")
+    found = explore(model_of(row.what, parsed[0]))
+    screen.tell([f"{entry.name}, row {row.name}: {row.text}", *found.lines()])
+    screen.document({
+        "schema": EXPLORE_SCHEMA,
+        "outcome": "hang" if found.deadlocks else "clean",
+        "scenario": entry.name,
+        "row": row.name,
+        "states": found.states,
+        "ends": [{"name": end.name, "counters": list(end.state[1]), "path": list(end.path)} for end in found.ends],
+    })  # fmt: skip
+    return 3 if found.deadlocks else 0
 
 
 def _command(entry: Scenario, row: Row, flags: RelativeFlags, sm: int, seed: int) -> tuple[str, ...]:

@@ -57,6 +57,16 @@ def test_all_rows_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["rows"]) == 7
 
 
+def test_every_order_of_execution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "init-race", "--fix", "zeroed-in-kernel-two", "--explore", "--json"]) == 3
+    found = document(capsys)
+    assert isinstance(found["ends"], list)
+    assert {end["name"] for end in found["ends"]} == {"completed", "init-race"}
+    assert main(["run", "oversubscribe", "--fix", "four-slots", "--explore"]) == 0
+    assert "ends: completed" in capsys.readouterr().out
+    assert main(["run", "dspark", "--explore"]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
