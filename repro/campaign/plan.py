@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ...errors import PlanError
+from ...errors import PlanError, UsageError
 from ...scenarios.drain import DrainPlan
+from ..drain_flags import parse_arch
 from .cells import Cell
 
 __all__ = ["HUNT_PLAN_SCHEMA", "MOST_CELLS", "Budget", "HuntPlan", "Search", "load_hunt_plan"]
@@ -84,6 +85,7 @@ class HuntPlan(_Part):
         for name in (*self.matrix, *self.fixed):
             if name not in known:
                 raise ValueError(f"{name[:60]!r} is no factor; there are {', '.join(sorted(known))}")
+        self._known_words()
         twice = set(self.matrix) & set(self.fixed)
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))}: in matrix and in fixed")
@@ -95,6 +97,25 @@ class HuntPlan(_Part):
             raise ValueError(f"a {self.search.mode} search never ends by itself; give [budget] minutes, trials, hangs or gpu_hours")
         self._some_cell_is_possible()
         return self
+
+    def _known_words(self) -> None:
+        """Values of the cell's own factors that no cell can have."""
+        words = {"producer": ("raw", "clamped"), "schedule": ("smallest-pc", "random", "priority")}
+        for name in CELL_FACTORS:
+            values = self.matrix.get(name, (self.fixed[name],) if name in self.fixed else ())
+            for value in values:
+                number = isinstance(value, int) and not isinstance(value, bool)
+                if name in words and value not in words[name]:
+                    raise ValueError(f"{name} = {value!r}: one of {', '.join(words[name])}")
+                if name in ("sms", "slots_per_sm") and not (number and 1 <= value <= 4096):
+                    raise ValueError(f"{name} = {value!r}: a number from 1 to 4096")
+                if name == "kernel" and not (isinstance(value, str) and value):
+                    raise ValueError(f"kernel = {value!r}: what is written after --kernel")
+                if name == "arch" and not number:
+                    try:
+                        parse_arch(str(value))
+                    except UsageError as error:
+                        raise ValueError(f"arch = {value!r}: {error}") from None
 
     def _some_cell_is_possible(self) -> None:
         """A value that is impossible with the first value of every other factor, and with the last, is a mistake in the plan."""
@@ -140,8 +161,6 @@ class HuntPlan(_Part):
         everything = {**self.fixed, **varied}
         fields = {name: value for name, value in everything.items() if name in CELL_FACTORS}
         if isinstance(fields.get("arch"), str):
-            from ..drain_flags import parse_arch
-
             fields["arch"] = parse_arch(fields["arch"])
         if "device" in fields:
             fields["device"] = str(fields["device"])

@@ -93,7 +93,10 @@ class Sampler:
         if self.plan.search.mode == "random":
             return dice.randrange(self.plan.cells)
         counts = self._counts()
-        candidates = [dice.randrange(self.plan.cells) for _ in range(min(_CANDIDATES, self.plan.cells))]
+        if self.plan.cells <= _CANDIDATES:
+            candidates = dice.sample(range(self.plan.cells), self.plan.cells)
+        else:
+            candidates = [dice.randrange(self.plan.cells) for _ in range(_CANDIDATES)]
         return min(candidates, key=lambda cell: self._tried(cell, counts))
 
     def _tried(self, cell: int, counts: Mapping[str, int]) -> float:

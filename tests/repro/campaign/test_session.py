@@ -1,0 +1,188 @@
+"""Trials on the GPU ground against the stand-in for libcuda: identified, released, reused; what cannot be released is ended and shown idle."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dsv4_repro.clock import FakeClock
+from dsv4_repro.errors import ToolMissingError
+from dsv4_repro.forensics.collect.nvml import Nvml
+from dsv4_repro.kernels.image import KernelImage, sha256_hex
+from dsv4_repro.kernels.plan import device_named
+from dsv4_repro.repro.campaign import session as session_module
+from dsv4_repro.repro.campaign.cells import Cell
+from dsv4_repro.repro.campaign.hygiene import show_idle
+from dsv4_repro.repro.campaign.session import TrialSession, steps_to_run
+from dsv4_repro.repro.gpu_ground import GpuGround
+from dsv4_repro.repro.ground import CloseOutcome
+from dsv4_repro.repro.kernel_choice import ChosenKernel
+from dsv4_repro.scenarios.drain import DrainPlan, decode_steps
+
+FUNCTION = "_ZN10dsv4_repro10persistent22persistent_topk_kernelILi512ELj4EEEvNS0_20PersistentTopKParamsE"
+
+
+class FakeNvml:
+    """One idle card that nobody holds."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetIndex(self, card: str) -> int:
+        return 0
+
+    def nvmlDeviceGetName(self, card: str) -> str:
+        return "Fake GPU"
+
+    def nvmlDeviceGetUtilizationRates(self, card: str) -> Any:
+        return SimpleNamespace(gpu=0, memory=0)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: str) -> list[Any]:
+        return []
+
+
+def no_debugger() -> Path:
+    raise ToolMissingError("cuda-gdb is not installed here")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for the stand-in of libcuda")
+    folder = tmp_path_factory.mktemp("fake-cuda")
+    source = Path(__file__).parents[2] / "kernels" / "fake_cuda.c"
+    out = str(folder / "libcuda.so.1")
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", out, str(source), "-ldl", "-lpthread"], check=True)
+    return folder
+
+
+Make = Callable[..., TrialSession]
+
+
+@pytest.fixture
+def sessions(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setattr(session_module, "device_of", lambda _cell: (device_named("H200"), 0))
+    made: list[TrialSession] = []
+
+    def make(defect: str = "plain", *, identify: bool = False, **changes: Any) -> TrialSession:
+        cubin = b"\x7fELF" + defect.encode() + b"\0"
+        image = KernelImage(f"fake:{defect}", cubin, sha256_hex(cubin), 90, FUNCTION, 512, 4, 0x210, 56, 0, 32, 1024)
+        cell = Cell(name="x", ground="gpu", kernel=f"fake:{defect}", plan={"layers": 2}, **changes)
+
+        def ground(_name: str) -> GpuGround:
+            return GpuGround(nvml=lambda: Nvml(FakeNvml()), debugger=no_debugger)
+
+        one = TrialSession(cell, make=ground, identify=identify)
+        one._chosen = ChosenKernel(image, "0.27.1", None, "a stand-in")
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_hangs_are_released_and_the_process_is_used_on(sessions: Make) -> None:
+    one = sessions()
+    results = [one.trial(seed) for seed in range(3)]
+    assert [(result.kind, result.window, result.reused) for result in results] == [("hang", True, True)] * 3
+    assert one.opened == 1, "one process for all"
+    assert all(result.to_hang_s is not None and result.windows for result in results)
+    one.close()
+    assert one.device_idle is True
+
+
+def test_without_a_debugger_a_hang_is_not_identified_and_that_is_not_guessed(sessions: Make) -> None:
+    result = sessions(identify=True).trial(0)
+    assert result.kind == "hang"
+    assert result.signature is None
+    assert result.cause is None
+
+
+@pytest.mark.parametrize(
+    ("defect", "changes", "kind"),
+    [("guard", {}, "clean"), ("plain", {"producer": "clamped"}, "clean"), ("wrong", {}, "wrong"), ("fault", {}, "other")],
+)
+def test_what_does_not_hang(sessions: Make, defect: str, changes: dict[str, Any], kind: str) -> None:
+    result = sessions(defect, **changes).trial(0)
+    assert result.kind == kind, result.why
+    assert result.identity is None
+    assert (result.why == "") == (kind == "clean")
+
+
+def test_a_hang_that_cannot_be_released_ends_the_process_and_the_next_trial_gets_a_new_one(
+    sessions: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sessions()
+    monkeypatch.setattr(session_module, "standing_counter", lambda *_words: None)
+    results = [one.trial(seed) for seed in range(2)]
+    assert [(result.kind, result.reused) for result in results] == [("hang", False)] * 2
+    assert one.opened == 2
+
+
+def test_a_device_that_stays_busy_is_cleared_by_a_context_and_that_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(kind: str, **fields: Any) -> None:
+        events.append((kind, fields))
+
+    readings = iter([100, 60, 3])
+    clock = FakeClock()
+    assert show_idle(0, emit, touch=lambda _o: (True, {"uuid": "GPU-1", "before": 100}), look=lambda _u: next(readings), clock=clock) is True
+    assert events[-1][0] == "ghost utilisation"
+    assert (events[-1][1]["said"]["before"], events[-1][1]["after"]) == (100, 3)
+    assert show_idle(0, emit, touch=lambda _o: (True, {"uuid": "GPU-1"}), look=lambda _u: 100, clock=clock) is False
+    assert show_idle(0, emit, touch=lambda _o: (False, {"error": "no driver"}), look=lambda _u: 0, clock=clock) is None
+
+    class Busy:
+        def close(self) -> CloseOutcome:
+            return CloseOutcome("killed", False, "utilisation 100 %")
+
+    cleared: list[int] = []
+    monkeypatch.setattr(session_module, "show_idle", lambda ordinal, _emit: cleared.append(ordinal) or True)
+    one = TrialSession(Cell(name="x", ground="gpu"), emit=emit)
+    one._ground = Busy()  # type: ignore[assignment]
+    one._device = (device_named("H200"), 3)
+    one.close()
+    assert (cleared, one.device_idle) == ([3], True)
+
+
+def test_the_steps_that_are_run_are_one_of_each_danger_shape_with_neighbours() -> None:
+    steps = decode_steps(DrainPlan())
+    window = frozenset(step.index for step in steps if step.danger and step.graph_rows == 8)
+    kept = [step.index for step in steps_to_run(steps, window)]
+    first = min(window)
+    assert kept == [first - 1, first, first + 1]
+    assert steps_to_run(steps, frozenset()), "without a window the end of the drain is run"
+
+
+def test_on_the_interpreter_the_identity_is_diagnosed_once_and_matched_afterwards() -> None:
+    one = TrialSession(Cell(name="x"))
+    results = [one.trial(seed) for seed in range(3)]
+    one.close()
+    assert [result.identified for result in results] == ["diagnosed", "matched", "matched"]
+    assert len({result.identity for result in results}) == 1
+    assert results[0].signature == "vllm-51593"
+
+
+def test_a_random_schedule_is_another_one_each_trial() -> None:
+    one = TrialSession(Cell(name="x", schedule="random"))
+    results = [one.trial(seed) for seed in range(2)]
+    one.close()
+    assert [result.kind for result in results] == ["hang", "hang"]
+    assert one.opened == 2
