@@ -16,6 +16,7 @@ __all__ = ["PUBLISHED", "main", "schema_of", "write_schemas"]
 
 #: File name -> (module of this package, a pydantic model, or a function that returns the schema).
 PUBLISHED: Mapping[str, tuple[str, str]] = {
+    "agent": ("repro.agent_show", "AgentDocument"),
     "audit": ("forensics.audit.verdicts", "AuditReport"),
     "bundle": ("reports.bundle_records", "BundleDocument"),
     "diagnosis": ("forensics.records", "Diagnosis"),
