@@ -161,12 +161,13 @@ def _one(program: Any, image: KernelImage, launch: Launch, seed: int, keep: Keep
     run = run_topk(
         program, logits, lengths, k=case.k, chunk_size=case.chunk_size, ctas_per_group=case.ctas_per_group, groups=case.groups,
         max_seq_len=case.max_seq_len, dynamic_smem=case.dynamic_smem, sms=launch.resident, seed=seed, schedule=launch.schedule,
-        deadline=deadline, counters=launch.counter,
+        deadline=deadline, counters=launch.counter, weak=launch.weak,
     )  # fmt: skip
     result = run.result
     detail: dict[str, Any] = {
         "seed": seed,
         "schedule": launch.schedule,
+        "weak_memory_order": launch.weak,
         "kind": result.kind,
         "proof": result.proof,
         "counters": list(run.counters),

@@ -66,6 +66,7 @@ def _what_lines(row: Row, sm: int) -> list[str]:
     case = what.case
     slots = f"{what.resident} CTA slots" if what.resident else "room for all CTAs"
     order = "one order of execution" if what.schedule == "smallest-pc" else f"up to {what.schedules} random orders of execution"
+    order += ", weak memory order" if what.weak else ""
     shown = ", ".join(map(str, case.lengths[:8])) + (", …" if len(case.lengths) > 8 else "")
     return [
         f"kernel {row.kernel} for sm_{sm}, interpreted: {case.groups} groups of {case.ctas_per_group} CTAs, {slots}, {order}",

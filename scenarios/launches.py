@@ -44,7 +44,9 @@ class Launch:
     ``resident``: CTAs that the interpreted device holds at once (0: all of the grid). ``schedule`` and ``schedules``: order of
     execution, and how many seeds of it are tried at most, until one fails. ``counter``: every arrival counter's value
     before the launch (a healthy host writes 0). ``early_exit``: the build ends rounds early, so the number of arrivals
-    at the end is not known beforehand. ``queued``: a kernel queued behind this one on the stream, the one that host stacks name.
+    at the end is not known beforehand. ``weak``: the interpreter keeps a CTA's additions back
+    where no fence orders them (``kernels.sass.weak``). ``queued``: a kernel queued behind this one on the
+    stream, the one that host stacks name.
     """
 
     case: TopKCase
@@ -53,6 +55,7 @@ class Launch:
     schedules: int = 1
     counter: int = 0
     early_exit: bool = False
+    weak: bool = False
     queued: str = ""
 
 

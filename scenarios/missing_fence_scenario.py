@@ -19,7 +19,7 @@ SCENARIO = Scenario(
     signature="aiter-4007",
     grounds={
         "gpu": "wrong results with the arrival 5 us ahead of the data; without the delay rare or never (counted, not claimed)",
-        "cpu": "the early arrival: some legal order lets members choose different pivots and leave at different phases",
+        "cpu": "with weak memory order, or with the early arrival, members choose different pivots and leave at different phases",
     },
     story=(
         "barrier: a CTA adds its counts to the group's histogram, then its arrival to the counter.",
@@ -32,6 +32,34 @@ SCENARIO = Scenario(
     upstream=("aiter#4007", "aiter#4841", "flashinfer#4131"),
     example="dsv4-repro run missing-fence --on cpu",
     rows=(
+        Row(
+            "no-fence",
+            Launch(_FOUR, schedule="priority", schedules=40, early_exit=True, weak=True),
+            _SPIN,
+            "only the fence is missing: additions to the histogram may be seen after the arrival",
+            "missing-fence",
+            "builtin:missing-fence",
+            also=(("wrong-result", None),),
+        ),
+        Row(
+            "fence-weak",
+            Launch(_FOUR, schedule="priority", schedules=4, early_exit=True, weak=True),
+            "not-hung",
+            "the same weak memory order, with the fence",
+            None,
+            "builtin:early-exit",
+            fixed=True,
+        ),
+        Row(
+            "no-fence-on-silicon",
+            Launch(_FOUR, early_exit=True),
+            "not-hung",
+            "only the fence is missing, as silicon runs it: 0 of 200 launches on an H200 hung or were wrong",
+            None,
+            "builtin:missing-fence",
+            fixed=True,
+            grounds=("gpu",),
+        ),
         Row(
             "early-arrival",
             Launch(_FOUR, schedule="priority", schedules=60, early_exit=True),
@@ -68,10 +96,9 @@ SCENARIO = Scenario(
     ),
     not_reproduced=(
         (
-            "an arrival that overtakes its data in the memory system (only the fence missing)",
-            "on an H200: 0 wrong and 0 hung in 200 launches, so silicon does not show it there; on the CPU: a weak memory "
-            "mode of the "
-            "interpreter (reductions held in a buffer of each CTA until a MEMBAR), which is not built",
+            "on silicon, an arrival that overtakes its data in the memory system (only the fence missing)",
+            "0 wrong and 0 hung in 200 launches on an H200; more launches, another card, or load on its memory. Interpreted, "
+            "with weak memory order, it hangs",
         ),
     ),
 )

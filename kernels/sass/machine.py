@@ -18,6 +18,7 @@ from .schedule import Schedule
 from .state import ThreadVector
 from .tables import TableKey, Tables
 from .verdict import CtaSnapshot, Fault, Residency, RunResult, StuckThreads
+from .weak import WeakVector
 
 __all__ = ["DEFAULT_BUDGET", "Machine"]
 
@@ -45,12 +46,13 @@ class Machine:
     ``schedule``: ``smallest-pc`` (converged, fast, the same every time) or ``random`` (random legal schedules, by ``seed``)
     or ``priority`` (the same with one CTA far ahead of another: what races need).
     ``checks``: every access is looked at: bounds, alignment, reads of memory that nobody wrote. Without them an access outside
-    the arena is still caught, one inside it (into a neighbour) is not. One machine serves any number of launches.
+    the arena is still caught, one inside it (into a neighbour) is not. ``weak``: weak memory order (``sass.weak``). One machine
+    serves any number of launches.
     """
 
     def __init__(
         self, program: Program, *, sms: int = 1, slots_per_sm: int = 1, seed: int = 0, checks: bool = False,
-        schedule: str = "smallest-pc", memory: Memory | None = None,
+        schedule: str = "smallest-pc", memory: Memory | None = None, weak: bool = False,
     ) -> None:  # fmt: skip
         if sms < 1 or slots_per_sm < 1:
             raise UsageError(f"{sms} SMs of {slots_per_sm} slots: both must be positive")
@@ -63,6 +65,7 @@ class Machine:
         self.checks = checks
         self._chance = random.Random(seed) if schedule != "smallest-pc" else None
         self._priorities = schedule == "priority"
+        self._weak = weak
         self._blocks = program.blocks(checks)
         self._running = False
         self._tables: dict[TableKey, Tables] = {}
@@ -94,7 +97,10 @@ class Machine:
         self._threads = threads
         self._grid = count
         shared = layout.shared_base + self.program.static_smem + dynamic_smem
-        vector = ThreadVector(self.memory, stride, shared, LOCAL_BYTES, layout.shared_window, self._tables)
+        kind = WeakVector if self._weak else ThreadVector
+        vector = kind(self.memory, stride, shared, LOCAL_BYTES, layout.shared_window, self._tables)
+        if isinstance(vector, WeakVector):
+            vector.set_chance(self._chance)
         vector.block_dim, vector.grid_dim = block_dim, grid_dim
         vector.K = layout.values(params, grid_dim, block_dim, LOCAL_BYTES)
         first = min(count, self.sms * self.slots_per_sm)
@@ -140,6 +146,9 @@ class Machine:
                 step = schedule.next()
                 if step is None:
                     if schedule.release():
+                        continue
+                    if isinstance(self._vector, WeakVector) and self._vector.let_all_go():
+                        schedule.unpark()
                         continue
                     if not schedule.live:
                         self._running = False
@@ -190,6 +199,8 @@ class Machine:
             function = block.functions.get((mode, key, vector.single))
             if function is None:
                 function = blocks.compiled(block, mode, key, vector.single)
+            if isinstance(vector, WeakVector):
+                vector.before(block, where, n)
             outcome = function(vector, vector.regs, ix, n)
             self._executed += 1
             self._warps += warps * block.size
@@ -304,7 +315,8 @@ class Machine:
     def _result(self, kind: Any, proof: str, *, spin: bool = False, fault: Fault | None = None) -> RunResult:
         self.program.save_code()
         checker = self._vector.checker
-        notes = ("sequentially consistent, in-order interpretation; no timing", *(checker.notes if checker is not None else ()))
+        order = "weak memory order: additions of a CTA may be seen late" if self._weak else "sequentially consistent"
+        notes = (f"{order}, in-order interpretation; no timing", *(checker.notes if checker is not None else ()))
         return RunResult(
             kind, proof, self._grid, self._threads, tuple(sorted(self._exited)), self.residents(),
             tuple(range(self._next_block, self._grid)), self._stuck() if kind != "completed" else (),

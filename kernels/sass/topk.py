@@ -68,6 +68,7 @@ def run_topk(
     deadline: Deadline | None = None,
     row_state_word: int = 0,
     counters: int = 0,
+    weak: bool = False,
 ) -> TopKRun:
     """Interpret one launch. ``logits`` float32 [rows, stride], ``lengths`` int32 [rows]; ``chunk_size`` and ``max_seq_len`` in
     elements.
@@ -91,7 +92,8 @@ def run_topk(
     for group in range(groups if counters else 0):
         memory.write(params.row_states + group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET, np.array([counters], np.int32))
     machine = Machine(
-        program, sms=sms or grid, slots_per_sm=slots_per_sm, seed=seed, checks=checks, schedule=schedule, memory=memory
+        program, sms=sms or grid, slots_per_sm=slots_per_sm, seed=seed, checks=checks, schedule=schedule, memory=memory,
+        weak=weak,
     )  # fmt: skip
     smem = max(SMEM_MEDIUM, FIXED_SMEM_LARGE + 4 * chunk_size) if dynamic_smem is None else dynamic_smem
     result = machine.launch(grid, THREADS_PER_CTA, params.pack(), smem, budget=budget, deadline=deadline)
