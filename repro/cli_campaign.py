@@ -126,7 +126,7 @@ def _hunt(app: typer.Typer) -> None:
     def hunt(
         common: Common,
         plan: Annotated[Path | None, typer.Argument(help="The plan, a TOML or JSON file.", metavar="PLAN.toml")] = None,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with the campaign in --out.")] = False,
+        resume: Annotated[bool, typer.Option("--resume", help="Go on with the campaign in --out, if there is one.")] = False,
         status: Annotated[Path | None, typer.Option("--status", help="Only look at the campaign in this folder.")] = None,
         workers: Annotated[
             int | None, typer.Option("--workers", help="Processes; CPU cores or GPUs by default.", min=1, max=1024)

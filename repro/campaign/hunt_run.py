@@ -96,9 +96,12 @@ def run_hunt(common: Common, flags: HuntFlags, *, clock: Clock = SYSTEM) -> int:
         shorter = min(common.timeout / 60, plan.budget.minutes or float("inf"))
         plan = plan.model_copy(update={"budget": plan.budget.model_copy(update={"minutes": shorter})})
     folder = common.out or Path("campaigns") / plan.name.replace("/", "_")
-    store = CampaignStore.resume(folder, plan, clock=clock) if flags.resume else CampaignStore.create(folder, plan, clock=clock)
+    goes_on = flags.resume and (folder / "campaign.sqlite").exists()  # the first night of a standing job has nothing to resume
+    store = CampaignStore.resume(folder, plan, clock=clock) if goes_on else CampaignStore.create(folder, plan, clock=clock)
     with store:
-        screen.tell([f"hunt {plan.name}: {plan.cells:.6g} cells, {plan.search.mode} search, on {plan.on}; store {folder}"])
+        kept = "resumed" if goes_on else "new"
+        size = f"{plan.cells:.6g} cells, {plan.search.mode} search"
+        screen.tell([f"hunt {plan.name}: {size}, on {plan.on}; store {folder}, {kept}"])
         why = _hunt(plan, store, flags, screen, clock)
         if plan.minimise:
             _artefacts(store, plan, screen, clock)

@@ -28,9 +28,22 @@ from ..prepare import PreparedRun, prepare_drain
 from .cells import Cell, TrialKind, TrialResult
 from .hygiene import show_idle
 
-__all__ = ["TrialSession", "device_of", "steps_to_run", "window_keys"]
+__all__ = ["TRIAL_FLOOR_S", "TrialSession", "device_of", "steps_to_run", "trial_ground", "window_keys"]
+
+#: On a GPU a step of a trial is called hung after 50 x the median healthy step and at least so long, seconds; ``run`` waits 0.25
+#: s. A healthy step takes 1 to 2 ms, and what is called a hang here is then identified and must be released by its own counter.
+TRIAL_FLOOR_S = 0.1
 
 Emit = Callable[..., None]
+
+
+def trial_ground(name: str) -> Ground:
+    """A new ground whose watchdog is as quick as many trials need."""
+    if name != "gpu":
+        return make_ground(name)
+    from ..watchdog import Limits
+
+    return make_ground(name, limits=Limits(floor_s=TRIAL_FLOOR_S))
 
 
 def device_of(cell: Cell) -> tuple[DeviceDescription, int]:
@@ -82,7 +95,7 @@ class TrialSession:
         self,
         cell: Cell,
         *,
-        make: Callable[[str], Ground] = make_ground,
+        make: Callable[[str], Ground] = trial_ground,
         emit: Emit = lambda *_args, **_fields: None,
         identities: dict[str, tuple[str | None, str, str | None, str | None]] | None = None,
         keep: Path | None = None,

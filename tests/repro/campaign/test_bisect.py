@@ -70,7 +70,12 @@ def test_releases_in_order_with_either_end_good() -> None:
 def test_a_folder_of_wheels_by_version_and_of_libraries_by_number(tmp_path: Path) -> None:
     for name in ("vllm-0.10.0-cp38-abi3-linux_x86_64.whl", "vllm-0.9.0-cp38-abi3-linux_x86_64.whl", "_C.10.so", "_C.9.so", "x.txt"):
         (tmp_path / name).touch()
-    assert [build.label.split("-cp")[0] for build in builds_in_folder(tmp_path)] == ["vllm-0.9.0", "vllm-0.10.0", "_C.9.so", "_C.10.so"]
+    assert [build.label.split("-cp")[0] for build in builds_in_folder(tmp_path)] == [
+        "vllm-0.9.0",
+        "vllm-0.10.0",
+        "_C.9.so",
+        "_C.10.so",
+    ]
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="two or more"):
         builds_in_folder(tmp_path / "empty")
@@ -151,7 +156,20 @@ def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_of_builds_is_bisected_by_running_them_and_the_evidence_is_kept(
     cubins: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = main(["bisect", "--builds", str(cubins), "--bad", "build-1.cubin", "--good", "build-6.cubin", "--json", "--out", str(tmp_path / "b")])
+    status = main(
+        [
+            "bisect",
+            "--builds",
+            str(cubins),
+            "--bad",
+            "build-1.cubin",
+            "--good",
+            "build-6.cubin",
+            "--json",
+            "--out",
+            str(tmp_path / "b"),
+        ]
+    )
     document = json.loads(capsys.readouterr().out)
     assert (status, document["before"], document["after"], document["becomes"]) == (0, "build-3.cubin", "build-4.cubin", "good")
     kept = sorted(path.name for path in (tmp_path / "b").glob("step-*.json"))
@@ -197,7 +215,13 @@ def test_a_wrong_command_line_stops_git_bisect_and_is_not_a_bad_commit(words: li
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--good", "0.28.0"], ["--good", "a", "--bad", "b"], ["--good", "1", "--bad", "2", "--predicate", "x"], ["--builds", ".", "--index", "u"]],
+    [
+        [],
+        ["--good", "0.28.0"],
+        ["--good", "a", "--bad", "b"],
+        ["--good", "1", "--bad", "2", "--predicate", "x"],
+        ["--builds", ".", "--index", "u"],
+    ],
 )
 def test_wrong_flags_are_usage(words: list[str]) -> None:
     assert main(["bisect", *words]) == 2

@@ -92,8 +92,8 @@ def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["random", "guided", "exhaustive"])
 def test_a_plan_of_10_to_the_12_cells_costs_nothing(mode: str) -> None:
     values = [f"builtin:x{n}" for n in range(1000)]
-    great = plan(matrix={"kernel": values, "sms": list(range(1, 1001)), "slots_per_sm": list(range(1, 1001)), "arch": list(range(1000))},
-                 search={"mode": mode}, budget={"trials": 10})  # fmt: skip
+    great = plan(matrix={"kernel": values, "sms": list(range(1, 1001)), "slots_per_sm": list(range(1, 1001)), "arch":
+    list(range(1000))}, search={"mode": mode}, budget={"trials": 10})  # fmt: skip
     assert great.cells == 10**12
     began = time.process_time()
     sampler = Sampler(great, batch=4)
@@ -119,8 +119,8 @@ def test_exhaustive_makes_every_cell_and_repetition_once() -> None:
 
 def test_guided_goes_where_danger_windows_were_tried_least() -> None:
     tried: dict[str, int] = {}
-    guided = Sampler(plan(search={"mode": "guided"}, matrix={"mtp": [0, 1], "min_live": [3, 5], "max_model_len": [65536, 131000]}), batch=1,
-                     counts=lambda: tried)  # fmt: skip
+    guided = Sampler(plan(search={"mode": "guided"}, matrix={"mtp": [0, 1], "min_live": [3, 5], "max_model_len": [65536,
+    131000]}), batch=1, counts=lambda: tried)  # fmt: skip
     cells = {guided.block(number).cell_number for number in range(20)}
     for cell in cells:
         assert guided.plan.values_of(cell)["mtp"] == 1, "a cell that reaches no danger window comes last"
@@ -152,7 +152,10 @@ def test_two_hunts_on_one_store_and_a_campaign_of_another_plan_are_refused(tmp_p
         with CampaignStore.read(tmp_path / "c") as looked:
             assert looked.summary().trials == 0, "looking is allowed"
         locked = subprocess.run(
-            [sys.executable, "-m", "dsv4_repro.repro", "hunt", "--status", str(tmp_path / "c")], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "dsv4_repro.repro", "hunt", "--status", str(tmp_path / "c")],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert locked.returncode == 5
     with pytest.raises(RefusedError, match="holds a campaign already"):
@@ -169,9 +172,9 @@ def test_a_full_disk_is_a_typed_error_and_what_was_written_stays(tmp_path: Path)
         store.add(0, 0, {}, CLEAN, "w")
         (pages,) = store._db.execute("PRAGMA page_count").fetchone()
         store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+        long = [(number, 0, {}, TrialResult("other", 1, why="x" * 1000), "w") for number in range(1, 2000)]
         with pytest.raises(RunStoreError, match="full") as caught:
-            for number in range(1, 2000):
-                store.add(number, 0, {}, TrialResult("other", 1, why="x" * 1000), "w")
+            deque((store.add_many([one]) for one in long), maxlen=0)
         assert "--resume" in caught.value.help_text
         trials = store.summary().trials
     with CampaignStore.resume(tmp_path / "c", plan()) as again:
@@ -348,7 +351,9 @@ def test_kill_9_at_any_moment_loses_only_trials_in_flight(tmp_path: Path) -> Non
     words = [sys.executable, "-m", "dsv4_repro.repro", "hunt", str(path), "--out", str(folder), "--workers", "1"]
     seen = 0
     for attempt in range(2):
-        running = subprocess.Popen([*words, *(["--resume"] if attempt else [])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running = subprocess.Popen(
+            [*words, *(["--resume"] if attempt else [])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.05)
@@ -429,7 +434,9 @@ def test_new_gone_not_seen_and_changed(tmp_path: Path) -> None:
 
 
 def test_outputs_escape_whatever_stands_in_the_store(tmp_path: Path) -> None:
-    evil = TrialResult("hang", 1, True, identity="<script>alert(1)</script>", class_="|x\n\x00", cause="</td>", windows=("<b>",), to_hang_s=0.0)
+    evil = TrialResult(
+        "hang", 1, True, identity="<script>alert(1)</script>", class_="|x\n\x00", cause="</td>", windows=("<b>",), to_hang_s=0.0
+    )
     summary = summary_of(tmp_path, "c", [evil, CLEAN])
     page = campaign_page(summary, [("x", 0.0)], None, ["<img>"])
     assert "<script>" not in page
@@ -460,8 +467,8 @@ def test_cells_survive_json_and_make_a_command() -> None:
     cell = Cell(name="x", kernel="builtin", arch=90, plan={"mtp": 3, "capture_sizes": [4, 8], "layers": None}, sms=2)
     assert Cell.from_document(json.loads(json.dumps(cell.document()))).key == cell.key
     assert cell.command(7) == (
-        "dsv4-repro", "run", "drain", "--on", "cpu", "--kernel", "builtin", "--seed", "7", "--arch", "sm_90", "--sms", "2", "--mtp", "3",
-        "--capture-sizes", "4,8",
+        "dsv4-repro", "run", "drain", "--on", "cpu", "--kernel", "builtin", "--seed", "7", "--arch", "sm_90", "--sms", "2",
+        "--mtp", "3", "--capture-sizes", "4,8",
     )  # fmt: skip
     with pytest.raises(PlanError):
         Cell.from_document({"name": "x", "surprise": 1})

@@ -85,7 +85,8 @@ def test_one_repetition_that_does_not_hang_drops_a_candidate() -> None:
             full = super().run(case, repeats, **more)
             return [*full[:-1], Seen("done")] if len(case.lengths) < 3 and full[0].kind == "hang" else full
 
-    case = minimise_case(Flaky(lambda case: -1 in case.lengths), START, "a" * 12, 5, Account(), deadline=forever())  # type: ignore[arg-type]
+    bench: Any = Flaky(lambda case: -1 in case.lengths)
+    case = minimise_case(bench, START, "a" * 12, 5, Account(), deadline=forever())
     assert len(case.lengths) == 3
 
 
@@ -93,7 +94,8 @@ def test_what_does_not_hang_alone_is_inconclusive_and_time_is_a_budget() -> None
     with pytest.raises(InconclusiveError, match="does not hang 5 of 5"):
         minimise_case(FakeBench(lambda _case: False), START, "a" * 12, 5, Account(), deadline=forever())  # type: ignore[arg-type]
     with pytest.raises(BudgetError, match="--timeout"):
-        minimise_case(FakeBench(lambda _case: True), START, "a" * 12, 5, Account(), deadline=Deadline(0, FakeClock()))  # type: ignore[arg-type]
+        minimise_case(FakeBench(lambda _case: True), START, "a" * 12, 5, Account(), deadline=Deadline(0, FakeClock()))  # type:
+        ignore[arg - type]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_published_case_shrinks_to_one_row_of_minus_one_and_two_ctas(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_published_case_shrinks_to_one_row_of_minus_one_and_two_ctas(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["minimise", str(run_folder), "--json", "--confirm", "3"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert document["case"]["lengths"] == [-1]
@@ -133,8 +137,8 @@ def test_a_clean_run_cannot_be_minimised(tmp_path: Path) -> None:
 def minimised(kernel: str = "builtin", lengths: tuple[int, ...] = (-1,)) -> Minimised:
     cell = Cell(name="x", kernel=kernel, arch=120)
     launch = {
-        "grid": 2, "groups": 1, "ctas_per_group": 2, "chunk_size": 4240, "dynamic_smem": 35968, "vec": 1, "device": "it's \"a\" GPU",
-        "sm": 120,
+        "grid": 2, "groups": 1, "ctas_per_group": 2, "chunk_size": 4240, "dynamic_smem": 35968, "vec": 1,
+        "device": "it's \"a\" GPU", "sm": 120,
     }  # fmt: skip
     return Minimised("dd4289b0e668", 5, cell, 0, LaunchCase(lengths, 8473), launch)
 
@@ -158,13 +162,20 @@ def run_file(path: Path, library: Path | None) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize(
     ("defect", "lengths", "status", "said"),
-    [("plain", (-1,), 3, "arrival counters [1] of 2"), ("guard", (-1,), 0, "no hang"), ("plain", (900,), 0, "no hang"), ("fault", (-1,), 5, "")],
+    [
+        ("plain", (-1,), 3, "arrival counters [1] of 2"),
+        ("guard", (-1,), 0, "no hang"),
+        ("plain", (900,), 0, "no hang"),
+        ("fault", (-1,), 5, ""),
+    ],
 )
 def test_the_reproducer_exits_3_when_it_hangs_and_releases_itself(
     tmp_path: Path, card: Path, defect: str, lengths: tuple[int, ...], status: int, said: str
 ) -> None:
     """Everything after the compilation, against the stand-in (NVRTC itself cannot be loaded beside it)."""
-    text = reproducer_text(minimised(lengths=lengths)).replace("HANG_AFTER_S, RELEASE_WITHIN_S = 5.0, 5.0", "HANG_AFTER_S, RELEASE_WITHIN_S = 0.5, 2.0")
+    text = reproducer_text(minimised(lengths=lengths)).replace(
+        "HANG_AFTER_S, RELEASE_WITHIN_S = 5.0, 5.0", "HANG_AFTER_S, RELEASE_WITHIN_S = 0.5, 2.0"
+    )
     image = f'def compiled(sm):\n    return b"\\x7fELF{defect}\\0", b"topk"\n\n\ndef main():'
     path = tmp_path / "reproducer.py"
     path.write_text(text.replace("def main():", image, 1))
@@ -177,7 +188,9 @@ def test_the_reproducer_exits_3_when_it_hangs_and_releases_itself(
 def test_the_reproducer_compiles_the_kernel_that_it_carries(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     path = tmp_path / "reproducer.py"
-    text = reproducer_text(minimised()).replace('if __name__ == "__main__":', "cubin, name = compiled(90)\nprint(cubin[:4], name)\nif False:")
+    text = reproducer_text(minimised()).replace(
+        'if __name__ == "__main__":', "cubin, name = compiled(90)\nprint(cubin[:4], name)\nif False:"
+    )
     path.write_text(text)
     done = run_file(path, None)
     assert done.returncode == 0, done.stderr
@@ -201,4 +214,6 @@ def test_every_reproducer_parses_whatever_the_run_said(tmp_path: Path, kernel: s
     compile(text, "reproducer.py", "exec")
     assert "import dsv4_repro" not in text
     assert ("torch.ops._C.persistent_topk" in text) == (not kernel.startswith("builtin"))
-    assert "@" not in "".join(line for line in text.splitlines() if line.startswith(("VERSION", "LENGTHS", "CHUNK", "GROUPS", "DEFINES")))
+    assert "@" not in "".join(
+        line for line in text.splitlines() if line.startswith(("VERSION", "LENGTHS", "CHUNK", "GROUPS", "DEFINES"))
+    )

@@ -1,4 +1,6 @@
-"""Blocks as Ray tasks, on a real local cluster of several nodes; a node is killed in the middle. Skipped where Ray is not installed."""
+"""Blocks as Ray tasks, on a real local cluster of several nodes; a node is killed in the middle. Skipped where Ray is not
+installed.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def test_where_a_hang_is_a_proof_one_decides_and_clean_windows_are_counted_befor
 
 
 @given(st.lists(st.booleans(), max_size=60), st.sampled_from([0.0, 1e-4, 0.01]))
-def test_a_cell_in_which_something_hung_is_never_clean_and_none_without_a_window_is_anything(trials: list[bool], rate: float) -> None:
+def test_a_cell_in_which_something_hung_is_never_clean_and_none_without_a_window_is_anything(
+    trials: list[bool], rate: float
+) -> None:
     test = SequentialTest(Rates(false_rate=rate))
     assert test.word == "INCONCLUSIVE"
     assert test.interval() is None

@@ -1,4 +1,6 @@
-"""Trials on the GPU ground against the stand-in for libcuda: identified, released, reused; what cannot be released is ended and shown idle."""
+"""Trials on the GPU ground against the stand-in for libcuda: identified, released, reused; what cannot be released is ended and
+shown idle.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,10 @@ def test_a_device_that_stays_busy_is_cleared_by_a_context_and_that_is_logged(mon
 
     readings = iter([100, 60, 3])
     clock = FakeClock()
-    assert show_idle(0, emit, touch=lambda _o: (True, {"uuid": "GPU-1", "before": 100}), look=lambda _u: next(readings), clock=clock) is True
+    assert (
+        show_idle(0, emit, touch=lambda _o: (True, {"uuid": "GPU-1", "before": 100}), look=lambda _u: next(readings), clock=clock)
+        is True
+    )
     assert events[-1][0] == "ghost utilisation"
     assert (events[-1][1]["said"]["before"], events[-1][1]["after"]) == (100, 3)
     assert show_idle(0, emit, touch=lambda _o: (True, {"uuid": "GPU-1"}), look=lambda _u: 100, clock=clock) is False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,9 @@ class Script:
                 if script.clock is not None:
                     script.clock.advance(1.0)
                 identity = "0123456789ab" if kind == "hang" else None
-                return TrialResult(kind, seed, kind in ("hang", "clean"), identity=identity, why="" if kind == "clean" else f"why {kind}")
+                return TrialResult(
+                    kind, seed, kind in ("hang", "clean"), identity=identity, why="" if kind == "clean" else f"why {kind}"
+                )
 
             def close(self) -> None:
                 script.closed.append(cell.name)
@@ -156,9 +157,9 @@ def test_ablation_separates_what_was_tried_from_what_was_computed() -> None:
 
 
 @pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path
 
 
 def test_verify_drain_on_the_interpreter(outside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +189,8 @@ def test_a_plan_that_never_reaches_the_window_is_inconclusive(outside: Path, cap
     assert {row["word"] for row in document["rows"]} == {"INCONCLUSIVE"}
 
 
-@pytest.mark.parametrize("flags", [["--alpha", "0"], ["--hazard", "2"], ["--trials", "5", "--min-trials", "9"], ["--schedule", "x"]])
+@pytest.mark.parametrize(
+    "flags", [["--alpha", "0"], ["--hazard", "2"], ["--trials", "5", "--min-trials", "9"], ["--schedule", "x"]]
+)
 def test_wrong_flags_are_usage(outside: Path, flags: list[str]) -> None:
     assert main(["verify", "drain", "--on", "cpu", *flags]) == 2
