@@ -22,7 +22,7 @@ MAX_FILES = 4096
 class AgentRank(BaseModel):
     """One process with the agent. ``alive``: the process of this pid and start time is there; None: not known.
 
-    ``last``: the last recorded step; ``unfinished``: steps launched and not seen to end. ``status``: as the agent wrote it, or None.
+    ``last``: the last recorded step; ``unfinished``: steps launched and not seen to end. ``status``: the agent's own, or None.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
