@@ -246,8 +246,35 @@ def test_the_op_runs_unchanged_and_its_addresses_are_learnt(tree: Path) -> None:
         "(launch,) = plugin._started.hooks.launches.values()\n"
         "assert (launch.workspace, launch.lengths, launch.rows, launch.width, launch.max_seq_len) == (3, 2, 8, 16384, 16384)\n"
         "assert torch.ops._C.persistent_topk(1, 2, 3, 4, 5, 6) == 'ran'\n"
+        "assert plugin._started.said.features['row states']['why'].startswith('steps aside')\n"
     )
     ran(tree, code, DSV4_REPRO_AGENT="1")
+
+
+def test_our_own_failures_never_reach_vllm(tree: Path) -> None:
+    """Whatever of ours raises, at any place: vLLM's call ends as it would have, and it is said."""
+    code = BEGIN + (
+        "from dsv4_repro_agent import plugin\n"
+        "def bad(*a, **k): raise ValueError('ours')\n"
+        "setattr(plugin._started.recorder, '{name}', bad)\n"
+    )  # fmt: skip
+    for name in ("begin", "batch", "decode", "launched", "waiting", "returned", "poll"):
+        rest = "import time; time.sleep(0.2)\n" if name == "poll" else ""
+        done = play(tree, code.format(name=name) + DRIVE.format(module="gpu_model_runner") + rest, DSV4_REPRO_AGENT="1")
+        assert done.returncode == 0, (name, done.stderr)
+        assert "Traceback" not in done.stderr, name
+        assert "ValueError: ours" in done.stderr, name
+
+
+def test_an_import_goes_on_when_the_hooks_fail(tree: Path) -> None:
+    code = (
+        "import dsv4_repro_agent.hooks as h\nh.Hooks._install = lambda *a: 1 / 0\n"
+        + BEGIN
+        + DRIVE.format(module="gpu_model_runner")
+    )
+    done = play(tree, code, DSV4_REPRO_AGENT="1")
+    assert done.returncode == 0, done.stderr
+    assert "ZeroDivisionError" in done.stderr
 
 
 def test_a_folder_of_another_kind_steps_aside(tree: Path) -> None:

@@ -194,7 +194,8 @@ class Agent:
                     and self.recorder.stalled_for() > self.settings.stall_s
                     and zeroed_before_launch(self.vllm)[0]
                 ):
-                    self.rescue(stream)
+                    # A long prefill is overdue too: it is looked at twenty times a second, not two hundred.
+                    self._stop.wait(0.0 if self.rescue(stream) else 0.05)
             except SideStreamError as error:
                 refused = str(error)
                 self.said.feature("side stream", False, f"unavailable: {error}")
@@ -227,8 +228,8 @@ class Agent:
             )  # fmt: skip
         return {"launches": shown, "stalled_s": self.recorder.stalled_for()}
 
-    def rescue(self, stream: SideStream) -> None:
-        """Look for the known wait in each captured launch, and release it."""
+    def rescue(self, stream: SideStream) -> bool:
+        """Look for the known wait in each captured launch, and release the first. Returns whether one was released."""
         why: set[str] = set()
         for launch in self._captured():
             reads: list[Sequence[int]] = []
@@ -247,12 +248,13 @@ class Agent:
             self.guard.arm(True, "first rescue")
             if self.releases >= MAX_RELEASES_PER_STALL and not self.guard.active:
                 self.said.feature("rescue", False, f"stopped after {self.releases} releases without a guard to end them")
-                return
+                return False
             stream.write_word(wait.address, RELEASE_COUNT)
             self.releases += 1
             if self.recorder.ring is not None:
                 self.recorder.ring.released()
             self.said.event("released", address=hex(wait.address), group=wait.group, length=wait.length, rows=launch.rows)
-            return
+            return True
         if self.recorder.stalled_for() > 2.0:
             self.said.feature("stall", True, "not released: " + ("; ".join(sorted(why)) or "no captured launch of the op is known"))
+        return False

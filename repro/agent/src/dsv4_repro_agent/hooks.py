@@ -39,11 +39,22 @@ class Hooks:
     def modules(self) -> dict[str, Callable[[ModuleType], None]]:
         """What to do after which import."""
         wanted: dict[str, Callable[[ModuleType], None]] = dict.fromkeys(
-            (RUNNER_V1, RUNNER_V2, OUTPUT_V2, BUILDER), self.after_import
+            (RUNNER_V1, RUNNER_V2, OUTPUT_V2, BUILDER), self._said_if_not(self.after_import)
         )
         if self._row_states:
-            wanted.update(dict.fromkeys(TOPK_MODULES, self._after_topk))
+            wanted.update(dict.fromkeys(TOPK_MODULES, self._said_if_not(self._after_topk)))
         return wanted
+
+    def _said_if_not(self, work: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        """As ``work``, but what it raises is said, and the import that it follows goes on."""
+
+        def after(module: ModuleType) -> None:
+            try:
+                work(module)
+            except Exception as error:  # ours: an import of vLLM must not fail because of it
+                self._said.feature(f"hooks in {module.__name__}", False, f"steps aside: {type(error).__name__}: {error}")
+
+        return after
 
     # -- finding -------------------------------------------------------------------------------------------------------------
 
@@ -120,10 +131,17 @@ class Hooks:
             result = inner(*args, **kwargs)
             step = recorder.current
             if step is not None:
-                _tag(result, step)
+                self._quietly("sample", _tag, result, step)
             return result
 
         return sample_tokens
+
+    def _quietly(self, where: str, work: Callable[..., None], *args: Any) -> None:
+        """Do our own work; a failure of it is said once and never reaches vLLM."""
+        try:
+            work(*args)
+        except Exception as error:  # ours, not vLLM's: said once
+            self._recorder.step_aside(where, error)
 
     def _capture(self, inner: Any) -> Any:
         recorder = self._recorder
@@ -191,10 +209,10 @@ class Hooks:
         def get_output(output: Any, *args: Any, **kwargs: Any) -> Any:
             step: Step | None = getattr(output, _STEP, None)
             if step is not None:
-                recorder.waiting(step)
+                self._quietly("wait", recorder.waiting, step)
             result = inner(output, *args, **kwargs)
             if step is not None:
-                recorder.returned(step)
+                self._quietly("output", recorder.returned, step)
             return result
 
         return get_output
@@ -240,7 +258,7 @@ class Hooks:
             return
         self._op_wrapped = True
         if not isinstance(inner, _Op):
-            namespace.persistent_topk = _Op(inner, self._learn)
+            namespace.persistent_topk = _Op(inner, self._learn, self._said)
         self._said.feature("row states", True, "torch.ops._C.persistent_topk")
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -270,16 +288,18 @@ class Hooks:
 class _Op:
     """Stands where the op stood: calls it unchanged, and is it for everything else (``.default``, ``_schema``)."""
 
-    def __init__(self, inner: Any, learn: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
+    def __init__(self, inner: Any, learn: Callable[[tuple[Any, ...], dict[str, Any]], None], said: Said) -> None:
         self._dsv4_inner = inner
+        self._dsv4_said = said
         self._dsv4_learn: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = learn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._dsv4_learn is not None:
             try:
                 self._dsv4_learn(args, kwargs)
-            except Exception:  # the op's arguments are not as expected: no row states, and the op runs all the same
+            except Exception as error:  # the op's arguments are not as expected: no row states, and the op runs all the same
                 self._dsv4_learn = None
+                self._dsv4_said.feature("row states", False, f"steps aside: {type(error).__name__}: {error}")
         return self._dsv4_inner(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
