@@ -121,7 +121,7 @@ class LaunchBench:
         return seen
 
     def _prepared(self, case: LaunchCase, chosen: ChosenKernel, plan: LaunchPlan, step: DecodeStep, seed: int) -> PreparedRun:
-        options = {"ground": self.ground, "layers": 1, "via": "driver", "dump": False, **self._options}
+        options = {"ground": self.ground, "layers": 1, "via": "driver", "dump": self.ground == "gpu", **self._options}
         request = GroundRequest(
             DrainPlan(layers=1, top_k=case.top_k), (step,), chosen.image, {plan.rows: plan},
             device=self._ordinal, seed=seed, options=options,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from ..prepare import PreparedRun, prepare_drain
 from .cells import Cell, TrialKind, TrialResult
 from .hygiene import show_idle
 
-__all__ = ["TRIAL_FLOOR_S", "TrialSession", "device_of", "steps_to_run", "trial_ground", "window_keys"]
+__all__ = ["TRIAL_FLOOR_S", "TrialSession", "device_of", "harmless", "steps_to_run", "trial_ground", "window_keys"]
 
 #: On a GPU a step of a trial is called hung after 50 x the median healthy step and at least so long, seconds; ``run`` waits 0.25
 #: s. A healthy step takes 1 to 2 ms, and what is called a hang here is then identified and must be released by its own counter.
@@ -86,6 +87,11 @@ def window_keys(cell: Cell, prepared: PreparedRun, window: frozenset[int]) -> di
     return found
 
 
+def harmless(step: DecodeStep, width: int) -> DecodeStep:
+    """The same batch in the same graph with every length inside its row: what must be right after a release."""
+    return replace(step, lengths=tuple(min(max(length, 0), width) for length in step.lengths), danger=False)
+
+
 class TrialSession:
     """``identities``: fingerprints that were diagnosed before -> (identity, class, cause, signature); shared between sessions of
     one campaign. ``make``: a new ground. ``keep``: folder for the evidence of hangs that are diagnosed; None: a temporary one.
@@ -124,7 +130,8 @@ class TrialSession:
         device, ordinal = self._device
         if self._chosen is None:
             self._chosen = choose_kernel(self.cell.kernel, device.sm, plan.top_k, vector_width(plan.width))
-        options: dict[str, Any] = {"via": "driver", "share": self.cell.share, "dump": False}
+        dump = self._identify and self.cell.ground == "gpu"
+        options: dict[str, Any] = {"via": "driver", "share": self.cell.share, "dump": dump}
         if self.cell.ground == "cpu":
             options |= {"device_name": f"{device.name}, interpreted", "schedule": self.cell.schedule}
             options |= {name: value for name in ("sms", "slots_per_sm") if (value := getattr(self.cell, name)) is not None}
@@ -168,8 +175,6 @@ class TrialSession:
         return self._timed(result, began)
 
     def _timed(self, result: TrialResult, began: float) -> TrialResult:
-        from dataclasses import replace
-
         return replace(result, seconds=self._clock.monotonic() - began, device_idle=self.device_idle)
 
     def _run(self, ground: Ground, prepared: PreparedRun, seed: int, began: float) -> TrialResult:
@@ -182,7 +187,7 @@ class TrialSession:
                 reached.append(keys[step.index])
             if outcome.state == "hung":
                 hit = tuple(dict.fromkeys(reached))
-                return self._hung(ground, prepared, steps[0], step, outcome, seed, hit, self._clock.monotonic() - began)
+                return self._hung(ground, prepared, step, outcome, seed, hit, self._clock.monotonic() - began)
             if outcome.state != "done":
                 why = f"step {step.index} {outcome.state}: {'; '.join(outcome.reasons)}"[:1000]
                 if outcome.state != "wrong":
@@ -196,7 +201,7 @@ class TrialSession:
     # -- a hang ------------------------------------------------------------------------------------------------------------------
 
     def _hung(
-        self, ground: Ground, prepared: PreparedRun, healthy: DecodeStep, step: DecodeStep, outcome: StepOutcome, seed: int,
+        self, ground: Ground, prepared: PreparedRun, step: DecodeStep, outcome: StepOutcome, seed: int,
         windows: tuple[str, ...], to_hang: float,
     ) -> TrialResult:  # fmt: skip
         states = self._row_states(ground)
@@ -205,7 +210,7 @@ class TrialSession:
         known, how = self._identities.get(print_), "matched"
         if known is None and self._identify and self.cell.ground == "cpu":
             known, how = self._diagnosed(ground, prepared, step), "diagnosed"
-        reused = self._release(ground, standing_counter(states, launch.ctas_per_group), healthy)
+        reused = self._release(ground, standing_counter(states, launch.ctas_per_group), harmless(step, launch.stride))
         if known is None and self._identify and self.cell.ground != "cpu":
             known, how = self._replayed(prepared, step, reused=reused), "diagnosed"
             reused = False

@@ -91,11 +91,13 @@ def test_one_repetition_that_does_not_hang_drops_a_candidate() -> None:
 
 
 def test_what_does_not_hang_alone_is_inconclusive_and_time_is_a_budget() -> None:
+    never: Any = FakeBench(lambda _case: False)
+    always: Any = FakeBench(lambda _case: True)
     with pytest.raises(InconclusiveError, match="does not hang 5 of 5"):
-        minimise_case(FakeBench(lambda _case: False), START, "a" * 12, 5, Account(), deadline=forever())  # type: ignore[arg-type]
+        minimise_case(never, START, "a" * 12, 5, Account(), deadline=forever())
+    over = Deadline(0, FakeClock())
     with pytest.raises(BudgetError, match="--timeout"):
-        minimise_case(FakeBench(lambda _case: True), START, "a" * 12, 5, Account(), deadline=Deadline(0, FakeClock()))  # type:
-        ignore[arg - type]
+        minimise_case(always, START, "a" * 12, 5, Account(), deadline=over)
 
 
 @pytest.fixture(scope="module")

@@ -185,6 +185,16 @@ def test_on_the_interpreter_the_identity_is_diagnosed_once_and_matched_afterward
     assert results[0].signature == "vllm-51593"
 
 
+def test_a_plan_of_nothing_but_the_danger_step_is_reused_too() -> None:
+    """What must be right after a release is the same batch with harmless lengths, not a step of the plan: there may be none."""
+    plan = {"requests": 3, "min_live": 1, "steps": 1, "prompt": [1, 1], "output": [1, 1]}
+    one = TrialSession(Cell(name="x", plan=plan))
+    results = [one.trial(seed) for seed in range(3)]
+    one.close()
+    assert [(result.kind, result.reused) for result in results] == [("hang", True)] * 3
+    assert one.opened == 1
+
+
 def test_a_random_schedule_is_another_one_each_trial() -> None:
     one = TrialSession(Cell(name="x", schedule="random"))
     results = [one.trial(seed) for seed in range(2)]
