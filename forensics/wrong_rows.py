@@ -15,11 +15,12 @@ import numpy.typing as npt
 from ..kernels.abi import RADIX_THRESHOLD
 from ..kernels.reference import RowVerdict
 
-__all__ = ["CANDIDATE_CAPACITY", "WrongRows", "explain_wrong_rows", "ring_rows", "shared_bin"]
+__all__ = ["WrongRows", "bins_of", "explain_wrong_rows", "half_bins", "ring_rows", "shared_bin"]
 
-#: Candidates that the unfixed single-CTA paths can keep of one bin (vLLM #51782; buffers of 4096 and 3708 entries, read from the
-#: machine code of release 0.27.1): fewer than the smaller can never overflow.
-CANDIDATE_CAPACITY = 3708
+#: The unfixed single-CTA paths (vLLM #51782; read from the machine code of release 0.27.1 and confirmed by interpreting it): rows
+#: up to 8192 are sorted by the upper 11 bits of their values' half precision and keep 3708 candidates of one bin, longer rows by
+#: the upper 8 bits and keep 4096.
+_BINS = ((8192, 11, 3708), (RADIX_THRESHOLD, 8, 4096))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,26 @@ def ring_rows(lengths: Sequence[int], groups: int) -> frozenset[int]:
     return frozenset(suspect)
 
 
+def half_bins(values: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.uint32]:
+    """The bin of each value: the upper ``bits`` bits of its half precision, made to keep the order of values. uint32."""
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16).view(np.uint16).astype(np.uint32)
+    ordered = np.where(half & 0x8000 != 0, ~half & 0xFFFF, half | 0x8000)
+    return (ordered >> np.uint32(16 - bits)).astype(np.uint32)
+
+
+def bins_of(length: int) -> tuple[int, int]:
+    """(bits of half precision that make a bin, candidates that are kept of one) for a row of ``length`` in unfixed releases."""
+    return next(((bits, kept) for most, bits, kept in _BINS if length <= most), (8, 4096))
+
+
 def shared_bin(values: npt.NDArray[np.float32], k: int) -> int:
-    """How many of a row's values share the fp16 bin (sign, exponent, mantissa of half precision) of its k-th largest value."""
+    """How many of a row's values share the bin of its k-th largest value."""
     if len(values) <= k:
         return 0
-    with np.errstate(over="ignore"):
-        half = values.astype(np.float16)
+    bits, _ = bins_of(len(values))
     kth = np.partition(values, len(values) - k)[len(values) - k]
-    with np.errstate(over="ignore"):
-        return int(np.count_nonzero(half == np.float16(kth)))
+    return int(np.count_nonzero(half_bins(values, bits) == half_bins(np.array([kth], np.float32), bits)))
 
 
 def explain_wrong_rows(
@@ -105,10 +117,10 @@ def _single(
 ) -> WrongRows:
     crowds = {row: shared_bin(logits[row, : lengths[row]], k) for row in rows}
     text = (f"{named} wrong, each done by one CTA alone", *(verdict.text for verdict in wrong[:3]))
-    if all(count > CANDIDATE_CAPACITY for count in crowds.values()):
+    if all(count > bins_of(lengths[row])[1] for row, count in crowds.items()):
         least = min(crowds.values())
         return WrongRows(
-            "overflow", (*text, f"at least {least} values share the fp16 bin of the k-th, more than the {CANDIDATE_CAPACITY} kept")
+            "overflow", (*text, f"at least {least} values share the half-precision bin of the k-th: more than are kept")
         )
     if all(verdict.out_of_range and not verdict.misplaced for verdict in wrong):
         return WrongRows("padding", (*text, "indices beyond the row's length: the padding of the last vector was taken for values"))

@@ -25,9 +25,11 @@ SCENARIO = Scenario(
         "cpu": "the same wrong elements from the same machine code",
     },
     story=(
-        "consumer: rows that one CTA does alone are first sorted into bins by their value in half precision; the values of the bin "
+        "consumer: rows that one CTA does alone are first sorted into bins by the upper 11 bits of their values' half precision "
+        "(rows up to 8192) or the upper 8 (longer ones: 8 to 10 is one bin); the values of the bin "
         "in which the k-th falls are copied into a buffer of some thousand entries.",
-        "disagreement: the buffer is smaller than a bin can be. Values 1000 to 1000.01, subnormals, or +-1e38 share one bin.",
+        "disagreement: the buffer (3708 or 4096 entries) is smaller than a bin can be. Values 1000 to 1000.01, subnormals, +-1e38 "
+        "share one bin; so do half of all values of mean 8 and deviation 1 in a long row.",
         "result: what does not fit is dropped; smaller values are selected in its place. Nothing hangs, no error.",
         "padding: a row of 513 values, -inf among them, can give an index beyond its length: the padding of the last vector "
         "is -inf "
