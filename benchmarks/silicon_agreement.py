@@ -1,10 +1,9 @@
 """Does the interpreter agree with the chip? The same launches on both, compared row by row.
 
-    python benchmarks/silicon_agreement.py prepare DIR --sm 90 --kernel builtin:guard --kernel vllm==0.27.1    where there is
-    network python benchmarks/silicon_agreement.py record DIR OUT.json.gz                                              on the
-    GPU machine python benchmarks/silicon_agreement.py interpret DIR OUT.json.gz                                           the
-    interpreter in its place python benchmarks/silicon_agreement.py compare DIR OUT.json.gz
-    anywhere; exit 3 if they differ
+    python benchmarks/silicon_agreement.py prepare DIR --sm 90 --kernel builtin:guard   where there is network
+    python benchmarks/silicon_agreement.py record DIR OUT.json.gz                       on the GPU machine
+    python benchmarks/silicon_agreement.py interpret DIR OUT.json.gz                    the interpreter in its place
+    python benchmarks/silicon_agreement.py compare DIR OUT.json.gz                      anywhere; exit 3 if they differ
 
 A recording holds for every case whether the launch hung, the arrival counters, and for every row how many slots hold a valid
 index, -1 or something else, and a digest of the sorted values chosen: equal values may be chosen in any order. Cases: the sweep

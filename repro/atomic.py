@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import RunStoreError
 
-__all__ = ["disk_error", "sync_folder", "write_atomic"]
+__all__ = ["disk_error", "make_folder", "sync_folder", "write_atomic"]
 
 
 def disk_error(error: OSError, path: Path, doing: str) -> RunStoreError:
@@ -21,6 +21,14 @@ def disk_error(error: OSError, path: Path, doing: str) -> RunStoreError:
             help_text="Free some space, or write elsewhere: --out DIR",
         )
     return RunStoreError(f"cannot {doing}: {error.strerror or error}", path=str(path), help_text="Write elsewhere: --out DIR")
+
+
+def make_folder(path: Path, *, mode: int = 0o777) -> None:
+    """Create a folder and those above it; one that is there is fine. RunStoreError (a file of that name, no permission, full)."""
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path, "create the folder") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +17,11 @@ from ..forensics.audit.replay import Replayer
 from ..forensics.audit.table import report_lines
 from ..forensics.audit.targets import OpenedTarget, ProcessView, expand_targets, open_target
 from ..forensics.audit.verdicts import AuditReport, BuildAudit, BuildIdentity, Unread
-from .atomic import write_atomic
-from .console import Screen
+from .atomic import make_folder, write_atomic
+from .console import Screen, wrap
 from .options import Common
 
-__all__ = ["FAIL_ON", "parse_arch", "process_view", "run_audit"]
+__all__ = ["FAIL_ON", "folded", "parse_arch", "process_view", "run_audit"]
 
 FAIL_ON = ("vulnerable", "recipe", "cannot-tell", "never")
 VULNERABLE = 3
@@ -82,6 +82,8 @@ def run_audit(
     names = expand_targets([text for text in targets if text not in views]) + list(views)
     if not names:
         raise UsageError("nothing to audit")
+    if common.out is not None:
+        make_folder(common.out)  # before the work, not after it
     deadline = Deadline(common.timeout, clock) if common.timeout is not None else None
     builds: list[BuildAudit] = []
     used = chosen or Recipe()
@@ -116,10 +118,20 @@ def run_audit(
     report = assemble(builds, used, clock.monotonic() - start, fail_on=_rule(fail_on))
     lines = report_lines(report, [*used.lines(), *(f"note: {text}" for text in notes)], details=len(builds) <= 3)
     _write(report, lines, common.out, junit)
-    screen.say(*lines)
+    screen.say(*folded(lines))
     if common.as_json:
         screen.document(report.document())
     return _status(report, fail_on)
+
+
+def folded(lines: Iterable[str]) -> Iterator[str]:
+    """Lines for a terminal of 80 columns: prose is wrapped under its own indent; tables, instructions and commands stay whole."""
+    for line in lines:
+        text = line.lstrip()
+        if len(line) <= 80 or text.startswith(("+0x", "mitigation ")) or "  " in text:
+            yield line
+        else:
+            yield from wrap(line, indent=" " * (len(line) - len(text) + 2))
 
 
 def _rule(fail_on: str) -> Literal["vulnerable", "recipe", "never"]:
@@ -151,7 +163,6 @@ def _write(report: AuditReport, lines: Sequence[str], out: Path | None, junit: P
     import json
 
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / "audit.json", (json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n").encode(), mode=0o644)
         write_atomic(out / "audit.txt", ("\n".join(lines) + "\n").encode(), mode=0o644)
         write_atomic(out / "junit.xml", junit_xml(report).encode(), mode=0o644)

@@ -352,7 +352,8 @@ def run_drain(common: Common, plan_flags: PlanFlags, flags: RunFlags) -> int:
     style = {"hang": "bad", "other": "bad", "clean": "good"}.get(done.result.outcome, "note")
     lines = last_lines(done.result, done.folder)
     screen.tell(lines[:1], style=style)
-    screen.tell(lines[1:])
+    for line in lines[1:]:
+        (screen.say if line.startswith("next: ") else lambda text: screen.tell([text]))(line)
     if done.unwritten:
         screen.note(f"the run directory is not complete: {done.unwritten}")
     more = {"unwritten": done.unwritten} if done.unwritten else {}

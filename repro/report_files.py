@@ -13,7 +13,7 @@ from ..reports.html import ReportExtras
 from ..reports.render import render_all
 from ..reports.stack_reader import read_threads
 from ..reports.timeline_data import build_timeline
-from .atomic import write_atomic
+from .atomic import make_folder, write_atomic
 from .runread import read_timeline
 
 __all__ = ["reports_of", "write_reports"]
@@ -39,12 +39,7 @@ def write_reports(reports: dict[str, bytes], target: Path) -> Iterable[Path]:
     UsageError for a file of another kind; RunStoreError.
     """
     if not target.suffix and not target.exists():
-        try:
-            target.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            raise RunStoreError(
-                f"cannot create the directory: {error.strerror or error}", path=str(target), help_text="Write elsewhere: --out DIR"
-            ) from error
+        make_folder(target, mode=0o700)
     if target.is_dir():
         for name, data in reports.items():
             write_atomic(target / name, data)

@@ -88,3 +88,43 @@ def test_the_check_finds_a_verb_and_a_flag_that_do_not_exist() -> None:
     assert _wrong("`dsv4-repro run drain --on cpu --frobnicate`") == ["no flag --frobnicate: run drain --on cpu --frobnicate"]
     assert _wrong("dsv4-repro show a-thing") == ["no scenario 'a-thing': show a-thing"]
     assert _wrong("dsv4-repro audit installed    # why this one") == []
+
+
+def _links(path: Path) -> list[str]:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    outside = ("http:", "https:", "#", "mailto:")
+    return [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(outside)]
+
+
+@pytest.mark.parametrize("path", _documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_the_documents_lead_somewhere(path: Path) -> None:
+    assert [link for link in _links(path) if not (path.parent / link).exists()] == []
+
+
+def test_every_verb_is_in_the_documents_and_in_the_map() -> None:
+    """Shown as a command in docs/, and named in the map with the module that registers it."""
+    shown = "\n".join(path.read_text(encoding="utf-8") for path in _documents() if path.parent.name == "docs")
+    here = (ROOT / "docs" / "whats-here.md").read_text(encoding="utf-8")
+    verbs = [name for name in _flags() if " " not in name]
+    assert [verb for verb in verbs if f"dsv4-repro {verb}" not in shown] == []
+    assert [verb for verb in verbs if not re.search(rf"\b{verb}\b", here)] == []
+
+
+def test_the_benchmarks_page_lists_every_file() -> None:
+    folder = ROOT / "benchmarks"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w.]+\.(?:py|md|json))`", page))
+    assert {path.name for path in folder.iterdir() if path.is_file()} - {"README.md"} == named
+
+
+def test_every_document_can_be_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        path = waiting.pop()
+        if path in seen or path.suffix != ".md" or not path.is_file():
+            continue
+        seen.add(path)
+        waiting += [(path.parent / link).resolve() for link in _links(path)]
+        waiting += [ROOT / name for name in re.findall(r"`(docs/[\w-]+\.md)`", path.read_text(encoding="utf-8"))]
+    assert set(_documents()) - {path for path in _documents() if path.parent.name == "benchmarks"} - seen == set()

@@ -296,3 +296,12 @@ def test_report_makes_a_directory_that_is_not_there_and_a_folder_that_is_no_run_
     for verb in ("report", "bundle"):
         assert main([verb, str(tmp_path)]) == 5
         assert f"dsv4-repro autopsy {tmp_path}" in capsys.readouterr().err
+
+
+def test_the_next_command_stands_on_one_line(play: Any, fakes: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """A command that was broken over two lines cannot be pasted."""
+    command = "dsv4-repro autopsy PID --attach    # " + "a remark that does not end " * 5
+    monkeypatch.setattr(drain_run, "last_lines", lambda *_arguments: ["HANG", f"next: {command}"])
+    play(fakes.ground(script={_danger(fakes): "hung"}))
+    main(["run", "drain", "--on", "gpu", *SMALL])
+    assert f"next: {command}" in capsys.readouterr().out.splitlines()

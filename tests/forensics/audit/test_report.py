@@ -26,7 +26,7 @@ from dsv4_repro.forensics.audit.verdicts import (
     worst,
 )
 from dsv4_repro.repro.__main__ import main
-from dsv4_repro.repro.audit_run import parse_arch
+from dsv4_repro.repro.audit_run import folded, parse_arch
 
 WITNESS = Witness(
     length=-1, max_seq_len=16384, stride=16384, instructions=((16, "LDG.E R1,[R2]"),), replay="deadlock", replayed=True
@@ -172,3 +172,21 @@ def test_an_architecture_that_the_build_does_not_have(tmp_path: Path, capsys: py
     text = capsys.readouterr().out
     assert status == 5
     assert "the build has code for sm_120 only" in text
+
+
+def test_on_a_terminal_prose_is_wrapped_and_tables_instructions_and_commands_are_not() -> None:
+    table = "build    kernel      bounds      producer  max_seq_len  operator  this recipe  wedges at and more"
+    command = "  mitigation on sm_120: capture (--compilation-config '{\"cudagraph_capture_sizes\":[2,4,6,8,10,12]}'): HOLDS"
+    code = "    +0x500 LDG.E.STRONG.GPU.AND.SOMETHING.VERY.LONG R7,desc[UR14][R20.64] and so on to the end"
+    prose = "    assuming: " + "the members of a group read the same length, " * 6
+    lines = list(folded([table, command, code, prose]))
+    assert lines[:3] == [table, command, code]
+    assert len(lines) > 4
+    assert all(len(line) <= 80 and line.startswith("    ") for line in lines[3:])
+    assert " ".join(" ".join(lines[3:]).split()) == " ".join(prose.split())
+
+
+def test_a_folder_that_cannot_be_made_is_no_fault_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["audit", "builtin:guard", "--arch", "sm_120", "--out", str(tmp_path / "file")]) == 5
+    assert "cannot create the folder: File exists" in capsys.readouterr().err
