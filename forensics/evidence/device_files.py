@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import EvidenceError, ReproError
 from ..device_state import CtaState, DeviceState
@@ -17,6 +17,9 @@ from .casefile import CaseFile, InputPart
 from .device_text import family_of, read_device_text
 from .facts import DeviceFacts, DeviceKernel, ResidentBlock
 from .refs import Hints, Ref, Section, hints_of
+
+if TYPE_CHECKING:
+    from ..corefile import Fault
 
 __all__ = ["facts_of_state", "judge_transcript", "judged", "read_core_leaf", "read_device_part"]
 
@@ -70,6 +73,13 @@ def read_core_leaf(leaf: Leaf, path: Path | None, case: CaseFile) -> None:
         _read_core(leaf, Path(copy.name), case)
 
 
+def _place(fault: Fault) -> str:
+    """An exception and where the hardware recorded it; lanes of one warp are one place."""
+    if fault.block is None:
+        return f"{fault.what} on SM {fault.sm}"
+    return f"{fault.what} in block {fault.block}" + (f", warp {fault.warp}" if fault.warp is not None else "")
+
+
 def _read_core(leaf: Leaf, path: Path, case: CaseFile) -> None:
     from ..corefile import open_core
 
@@ -78,7 +88,7 @@ def _read_core(leaf: Leaf, path: Path, case: CaseFile) -> None:
     sample = sum(1 for facts in case.devices if facts.origin == "measured")
     try:
         with open_core(path) as dump:
-            exception = "; ".join(fault.what for fault in dump.faults)
+            exception = "; ".join(dict.fromkeys(_place(fault) for fault in dump.faults[:64]))
             facts = facts_of_state(dump.state, ref, hints, exception, sample)
             facts = judged(facts, dump.state, case, memory=dump.word, faults=dump.faults)
     except EvidenceError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from .casefile import CaseFile
 from .facts import DeviceFacts, DeviceKernel, Poll, ResidentBlock
 from .refs import Section
-from .sass_meaning import CodeLine, find_loop, meaning_at
+from .sass_meaning import CodeLine, PollLoop, find_loop, meaning_at
 
 __all__ = ["family_of", "read_device_text"]
 
@@ -100,6 +100,8 @@ def read_device_text(section: Section, case: CaseFile) -> None:
     grids: dict[str, _Grid] = {}
     code: dict[int, CodeLine] = {}
     registers: dict[str, int] = {}
+    #: Registers belong to the block that the debugger stood on when it printed them.
+    looks: dict[tuple[int, int, int] | None, dict[str, int]] = {None: registers}
     pcs: list[int] = []
     current = ""
     focus_block: tuple[int, int, int] | None = None
@@ -143,6 +145,7 @@ def read_device_text(section: Section, case: CaseFile) -> None:
         if focus:
             current = focus.group(1)
             focus_block = (int(focus.group(3)), int(focus.group(4)), int(focus.group(5)))
+            registers = looks.setdefault(focus_block, {})
             grids.setdefault(current, _Grid("", index, index, grid_id=focus.group(2), device=int(focus.group(9))))
             mark(index)
             continue
@@ -238,7 +241,7 @@ def read_device_text(section: Section, case: CaseFile) -> None:
     if counter:
         index, _ = section.cite_match(counter)
         mark(index)
-    _emit(section, case, grids, code, registers, pcs, focus_block, exception, num_sms, max(first, 0), max(last, 0))
+    _emit(section, case, grids, code, looks, pcs, focus_block, exception, num_sms, max(first, 0), max(last, 0))
 
 
 def _add_range(grid: _Grid, start: tuple[int, int, int], end: tuple[int, int, int], count: int) -> None:
@@ -254,7 +257,8 @@ def _add_range(grid: _Grid, start: tuple[int, int, int], end: tuple[int, int, in
 
 
 def _emit(
-    section: Section, case: CaseFile, grids: dict[str, _Grid], code: dict[int, CodeLine], registers: dict[str, int], pcs: list[int],
+    section: Section, case: CaseFile, grids: dict[str, _Grid], code: dict[int, CodeLine],
+    looks: dict[tuple[int, int, int] | None, dict[str, int]], pcs: list[int],
     focus_block: tuple[int, int, int] | None, exception: str, num_sms: int | None, first: int, last: int,
 ) -> None:  # fmt: skip
     text = section.text
@@ -270,21 +274,21 @@ def _emit(
         loop = next((found for pc in spots if (found := find_loop(code, pc)) is not None), None)
         polls: list[Poll] = []
         if loop is not None and (focused or any(loop.holds(pc) for pc in own_pcs)):
-            value, target = loop.values(registers)
-            if value is None and counter:
-                value = int(counter.group(2), 0)
-            if target is None and target_text:
-                target = int(target_text.group(1))
-            polls.append(
-                Poll(
-                    focus_block or next(iter(grid.blocks), None), value, target, loop.comparison, None, loop.pc_offset,
-                        loop.instructions,
-                    loop.scope, "registers" if value is not None else "code",
-                )
-            )  # fmt: skip
+            for block, registers in _looked_at(looks, focus_block, grid, loop):
+                value, target = loop.values(registers)
+                if value is None and counter:
+                    value = int(counter.group(2), 0)
+                if target is None and target_text:
+                    target = int(target_text.group(1))
+                polls.append(
+                    Poll(
+                        block, value, target, loop.comparison, None, loop.pc_offset, loop.instructions, loop.scope,
+                        "registers" if value is not None else "code",
+                    )
+                )  # fmt: skip
         elif focused and counter:
             value = int(counter.group(2), 0)
-            target = int(target_text.group(1)) if target_text else _lone_register(registers, value)
+            target = int(target_text.group(1)) if target_text else _lone_register(looks.get(focus_block) or looks[None], value)
             polls.append(Poll(focus_block or next(iter(grid.blocks), None), value, target, ">=", source="printed"))
         blocks = None
         if grid.block_table or grid.blocks:
@@ -313,6 +317,18 @@ def _emit(
                 section.hints.repeat, slots=_slots(text, num_sms),
         )
     )  # fmt: skip
+
+
+def _looked_at(
+    looks: dict[tuple[int, int, int] | None, dict[str, int]], focus_block: tuple[int, int, int] | None, grid: _Grid, loop: PollLoop
+) -> list[tuple[tuple[int, int, int] | None, dict[str, int]]]:
+    """Each block that stands in the loop and whose registers were printed; without any, the block in focus and what is there."""
+    placed: list[tuple[tuple[int, int, int] | None, dict[str, int]]] = [
+        (block, registers)
+        for block, registers in looks.items()
+        if block is not None and registers and (not (pcs := grid.blocks.get(block)) or any(loop.holds(pc) for pc in pcs))
+    ]
+    return placed or [(focus_block or next(iter(grid.blocks), None), looks[None])]
 
 
 def _slots(text: str, num_sms: int | None) -> int | None:

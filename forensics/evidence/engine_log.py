@@ -92,7 +92,9 @@ EVENTS: dict[str, re.Pattern[str]] = {
         "preempt": r"[Pp]reempt(?:ed|ing) (?:request|sequence|by)\S* ?(?P<id>\S*)|is preempted by",
         "wrong-result": r"(?:top-?k|indices|rows?|result|output)s?[^\n]{0,60}(?:differ|mismatch|disagree|do not match|not "
         r"equal)[^\n]{0,40}"
-        r"(?:reference|torch|expected|golden)|rows? beyond (?:its|their) length|indices beyond",
+        r"(?:reference|torch|expected|golden)|(?:wrong|incorrect) (?:top-?k )?(?:indices|results?|rows?|answers?)\b"
+        r"|candidate (?:buffer )?overflow|histogram (?:ring )?(?:reuse|misalign\w*)"
+        r"|rows? beyond (?:its|their) length|indices beyond",
         "fr-empty": r"Stack trace of the failed collective not found|FlightRecorder is disabled",
         "exception": r"^(?:[^\n]{0,120}\]\s)?(?:\w+\.)*(?P<name>[A-Z]\w+(?:Error|Exception)): (?P<text>[^\n]{0,160})",
     }.items()
@@ -187,7 +189,8 @@ _GATES: dict[str, tuple[str, ...]] = {
     "grid-sync-timeout": ("rid sync",), "deepep-timeout": ("DeepEP",),
     "kv-transfer": ("REMOTE_KV", "KV load", "NIXL", "nixl", "expired KV", "remote KV", "mcache", "MCache", "ooncake", "KV server",
     "KV cache", "KV transfer"),
-    "preempt": ("reempt",), "wrong-result": ("differ", "mismatch", "disagree", "not match", "not equal", "beyond"),
+    "preempt": ("reempt",), "wrong-result": ("differ", "mismatch", "disagree", "not match", "not equal", "beyond", "wrong",
+    "incorrect", "overflow", "histogram"),
     "fr-empty": ("failed collective not found", "FlightRecorder is disabled"), "exception": ("Error: ", "Exception: "),
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ _GONE = re.compile(
     r"|[Pp]rocess (\d+) (?:is gone|does not exist|not found|no longer exists)|(?:pid|PID) (\d+)[^\n]{0,30}(?:No such process|is "
     r"not running|not running|is dead|does not exist)"
 )
+_PS_ONE = re.compile(r"^(?:\S+[$#] |[$#] )ps (?:-\w+ )*?-?p ?(\d+)(?: -o \S+)*[ \t]*$")
 _GONE_WORDS = ("No such", "is gone", "not exist", "not found", "no longer exists", "not running", "is dead")
 _EXPECTED_COLUMNS = {
     "PID",
@@ -112,6 +113,19 @@ def read_proc_files(section: Section, case: CaseFile) -> None:
             case.procs.append(ProcSample(ref, (section.order, index), int(gone), gone=True))
     if "PID" in text and any(word in text for word in ("COMMAND", "CMD", "COMM")):
         _read_table(section, case)
+        _read_empty_table(section, case)
+
+
+def _read_empty_table(section: Section, case: CaseFile) -> None:
+    """``$ ps -p PID`` that prints its header and no row: there is no such process."""
+    lines = section.lines
+    for index, line in enumerate(lines[:-1]):
+        asked = _PS_ONE.match(line)
+        if asked is None or "PID" not in lines[index + 1].split():
+            continue
+        below = lines[index + 2].split() if index + 2 < len(lines) else []
+        if asked.group(1) not in below:
+            case.procs.append(ProcSample(section.ref(index, index + 1), (section.order, index), int(asked.group(1)), gone=True))
 
 
 def _read_table(section: Section, case: CaseFile) -> None:

@@ -162,6 +162,9 @@ def _sync_frame(top: Sequence[Frame]) -> Frame | None:
 
 def _python_meaning(frames: Sequence[Frame], names: set[str]) -> tuple[str, str]:
     first_python = next((frame for frame in frames if not frame.native), frames[0])
+    if "recv_requests" in names and any(name.startswith("event_loop") for name in names):
+        # SGLang's ranks hand each other the new requests by a broadcast: this is where a rank waits between two steps.
+        return "worker-dequeue", _label(first_python)
     for frame in frames[:8]:
         if (_COLLECTIVE_FILE.search(frame.file) and not frame.native) or (
             _COLLECTIVE_FUNCTION.match(_bare(frame.function)) and "distributed" in frame.file and "shm_broadcast" not in frame.file

@@ -165,12 +165,15 @@ def rule_collective_stuck(view: View) -> Iterator[Finding]:
                 cause,
             )
             return
+        timed_out = {w.rank: w.sequence for w in view.case.watchdog if w.waited_ms and w.rank is not None}
+        everyone = len(timed_out) >= max(expected, 2) and len(set(timed_out.values())) == 1
         yield supported(
             rule,
             "collective-stuck",
-            WEAK,
-            f"{', '.join(sorted(names))} is resident where it was looked at; the other ranks were not read",
-            refs,
+            FAIR if everyone and equal and len(names) == 1 else WEAK,
+            f"{', '.join(sorted(names))} is resident where it was looked at; "
+            + ("every rank's watchdog waits for the same operation" if everyone else "the other ranks were not read"),
+            [*refs, *(w.ref for w in view.case.watchdog if w.waited_ms and everyone)],
             cause,
         )
         return

@@ -127,6 +127,7 @@ def _spin(
         # Registers and code prove the wait; a printed counter beside one register leaves the pairing to the reader.
         # A wiped arrival or a different phase is read from its traces; the code that did it was not seen.
         strength = STRONG if poll.source == "registers" and cause in ("peer-left", "not-co-resident", "reset-race") else FAIR
+        strength = WEAK if cause == "stale-counter" else strength
     elif not certain_stuck:
         strength = WEAK
     blocks = kernel.blocks or ()
@@ -184,6 +185,17 @@ def _spin_cause(kernel: DeviceKernel, poll: Poll | None, num_sms: int | None, cr
     arrived = len(members) if members else 1
     least = (phase * group if phase is not None and group else 0) + arrived
     if value < least:
+        seen = {_linear(kernel, p.block): p.target for p in kernel.polls if p.block is not None}
+        if group and len(members) == group and phase and not (set(members) <= set(seen) and len(targets) == 1):
+            return None, group, "arrivals are missing from the counter; the targets of the other members were not read"
+        if group and len(members) == group and phase:
+            # An initialisation can only wipe arrivals of the first phase: without them no later phase is ever reached.
+            return (
+                "stale-counter",
+                group,
+                f"all {group} members wait in phase {phase}, and {value} is no number of arrivals that this launch can have made: "
+                "the counter may carry an earlier launch's state",
+            )
         if group and len(members) == group:
             return (
                 "init-race",

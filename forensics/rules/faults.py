@@ -156,8 +156,8 @@ def rule_xid(view: View) -> Iterator[Finding]:
         explicit = any(e.number == 31 or cause_of(e.detail) for e in real)
         strength = STRONG if ours and explicit else FAIR if explicit or len(real) > 1 else WEAK
         if all(view.kernel_link(e) == "open" for e in real):
-            # Nothing ties it to the rest in time: where the engine speaks and reports no error, it may be an old record.
-            strength = min(strength, WEAK if view.engine_speaks else FAIR)
+            # Nothing ties it to an incident in time: a kernel log keeps its lines since boot, so this may be an old record.
+            strength = WEAK
         numbers = ", ".join(dict.fromkeys(f"Xid {e.number}" for e in real))
         yield supported("xid", "gpu-fault", strength, f"the kernel log has {numbers}", [e.ref for e in real], cause)
     elif good:
@@ -206,7 +206,7 @@ def rule_wrong_result(view: View) -> Iterator[Finding]:
         return
     text = " ".join(e.ref.text for e in found)
     cause = (
-        "histogram-ring" if re.search(r"histogram|short row|ring", text, re.IGNORECASE)
+        "histogram-ring" if re.search(r"histogram|short[ _]row|\bring\b", text, re.IGNORECASE)
         else "overflow" if re.search(r"overflow|one bin|same bin|candidate", text, re.IGNORECASE)
         else "padding" if re.search(r"padd", text, re.IGNORECASE) else None
     )  # fmt: skip

@@ -28,6 +28,11 @@ def rule_startup(view: View) -> Iterator[Finding]:
         after = [e for e in view.symptoms if view.before(last, e)]
         unplaced = [e for e in view.symptoms if e not in before and e not in after]
         calm = not after and not unplaced and not _later_trouble(view, last) and not view.flow.frozen
+        served = [line for line in view.case.stats if line.generation_rate > 0 and view.before(last, line)]
+        if calm and served and any(run.state in ("idle", "admission") for run in view.flow.stats):
+            yield unknown(rule, "not-hung", "it started, served and then stopped serving: the start-up explains the old lines only",
+                          refs=[last.ref, served[-1].ref])  # fmt: skip
+            return
         if before and calm:
             yield supported(
                 rule,
@@ -163,12 +168,17 @@ def rule_client_gone(view: View) -> Iterator[Finding]:
     refs = [*(e.ref for e in aborts[:4]), *flow.gauge_refs, *(run.last.ref for run in flow.stats)]
     if empty or healthy:
         idle_after = [run.last for run in flow.stats if run.state == "idle" and view.before(aborts[-1], run.last)]
-        both = bool(idle_after) or (
-            empty
-            and (
-                healthy
-                or (bool(view.gpus) and all(g.state in ("idle", "low") for g in view.gpus))
-                or any(t.waits == "engine-idle" for t in view.case.threads)
+        others = [run for run in flow.stats if run.state == "flowing" and view.before(aborts[-1], run.last)]
+        both = (
+            bool(idle_after)
+            or (bool(others) and len(others) == len(flow.stats))
+            or (
+                empty
+                and (
+                    healthy
+                    or (bool(view.gpus) and all(g.state in ("idle", "low") for g in view.gpus))
+                    or any(t.waits == "engine-idle" for t in view.case.threads)
+                )
             )
         )
         yield supported(
@@ -193,7 +203,9 @@ def rule_idle(view: View) -> Iterator[Finding]:
     if not (idle_lines or idle_gauges or parked):
         yield unknown(rule, "not-hung", "the engine was not seen idle")
         return
-    if view.symptoms or view.gpus_in("spin"):
+    ready = view.events("serving")
+    standing = [e for e in view.symptoms if not any(view.before(e, r) for r in ready)]
+    if standing or view.gpus_in("spin"):
         yield unknown(
             rule, "not-hung", "the gauges say idle, other signs do not: gauges of a stuck engine read 0", refs=list(flow.gauge_refs)
         )
@@ -217,7 +229,7 @@ def rule_idle(view: View) -> Iterator[Finding]:
     ]
     if parked and quiet:
         strength = STRONG if gpu_idle or answered else FAIR
-    elif parked and (gpu_idle or answered):
+    elif (parked and (gpu_idle or answered)) or (idle_lines and idle_gauges and gpu_idle and flow.scrapes > 1):
         strength = FAIR
     else:
         strength = WEAK

@@ -61,7 +61,11 @@ def rule_scheduler_stall(view: View) -> Iterator[Finding]:
     parked = _parked(view)
     support = twice + bool(turning) + idle + (flow.capacity is not None or flow.deferred is not None)
     strength = STRONG if twice and support >= 2 and not full else FAIR if twice else WEAK
-    if cause == "deferred" or parked:
+    notices = view.events("kv-transfer")
+    if notices and flow.capacity is None:
+        # The engine says that requests wait for KV from elsewhere: refusing them is then what a scheduler has to do.
+        cause = "deferred" if cause == "deferred" else None
+    if cause == "deferred" or parked or notices:
         strength = min(strength, WEAK if cause == "deferred" and not _no_connector(view) else FAIR)
     text = (
         f"nothing runs, {flow.waiting or 0:g} wait"

@@ -99,6 +99,16 @@ def test_missing_sections_never_make_it_wrong(path: Path) -> None:
             assert right or found.confidence == "low", f"without {names}: {found.class_}/{found.cause} {found.confidence}"
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_one_section_alone_is_never_wrong(path: Path) -> None:
+    """All but one section gone: an old Xid line alone, one healthy-looking reading alone, a victim's stack alone."""
+    label = label_of(path)
+    for part in sections_of(evidence_of(path)):
+        found = classify(read_text(path.name, part))
+        right = is_weaker_right(found.class_, found.cause, label)
+        assert right or found.confidence == "low", f"only {part.splitlines()[0]}: {found.class_}/{found.cause} {found.confidence}"
+
+
 @pytest.mark.parametrize("path", FILES[:24], ids=lambda path: path.stem)
 def test_order_of_sections_does_not_change_the_class(path: Path) -> None:
     parts = sections_of(evidence_of(path))
