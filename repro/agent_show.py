@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import EvidenceError
 from .recorder import RecordedStep, RingContents, read_ring
 
-__all__ = ["AgentDocument", "AgentRank", "agent_lines", "default_folder", "read_agents"]
+__all__ = ["AgentDocument", "AgentRank", "agent_lines", "default_folder", "read_agents", "read_document"]
 
 MAX_STATUS = 1 << 20
 MAX_FILES = 4096
@@ -51,6 +51,7 @@ class AgentDocument(BaseModel):
     folder: str | None = None
     ranks: tuple[AgentRank, ...] = ()
     installed: dict[str, Any] | None = None
+    row_states: dict[str, Any] | None = None
 
 
 def default_folder() -> Path:
@@ -60,7 +61,8 @@ def default_folder() -> Path:
     return Path(os.environ.get("DSV4_REPRO_AGENT_DIR") or f"{tempfile.gettempdir()}/dsv4-repro-agent-{os.getuid()}")
 
 
-def _status(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
+    """A JSON object that an agent wrote, at most 1 MiB. Raises EvidenceError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as stream:
@@ -73,7 +75,7 @@ def _status(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise EvidenceError("is not JSON", path=str(path)) from None
     if not isinstance(document, dict):
-        raise EvidenceError("is no status of an agent", path=str(path))
+        raise EvidenceError("is no document of an agent", path=str(path))
     return document
 
 
@@ -125,7 +127,7 @@ def _rank(folder: Path, key: str, names: list[str]) -> AgentRank:
     except EvidenceError as error:
         unread.append(str(error))
     try:
-        status = _status(folder / f"status-{key}.json") if f"status-{key}.json" in names else None
+        status = read_document(folder / f"status-{key}.json") if f"status-{key}.json" in names else None
     except EvidenceError as error:
         unread.append(str(error))
     common: dict[str, Any] = {"name": key, "pid": pid, "alive": _alive(pid, start), "status": status, "unread": tuple(unread)}

@@ -1,4 +1,4 @@
-"""What ``agent install`` and ``agent show`` do and print."""
+"""What ``agent install``, ``agent show`` and ``agent ask`` do and print."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import tempfile
 from pathlib import Path
 
 from ..errors import UsageError
+from .agent_ask import ask_row_states, row_state_lines, the_one_alive
 from .agent_install import install_into_folder, install_with_python
 from .agent_show import AgentDocument, agent_lines, default_folder, read_agents
 from .console import Screen, printable
 from .exits import STATUS
 from .options import Common
 
-__all__ = ["run_install", "run_show"]
+__all__ = ["run_ask", "run_install", "run_show"]
 
 
 def run_install(common: Common, *, python: Path | None, into: Path | None) -> int:
@@ -38,6 +39,14 @@ def run_show(common: Common, *, folder: Path | None) -> int:
     document = read_agents(folder or default_folder())
     _show(common, document, agent_lines(document))
     return STATUS[document.outcome]
+
+
+def run_ask(common: Common, *, folder: Path | None, pid: int | None) -> int:
+    """Exit status 0: answered."""
+    where = folder or default_folder()
+    states = ask_row_states(where, the_one_alive(where, pid), timeout=common.timeout or 2.0)
+    _show(common, AgentDocument(folder=str(where), row_states=states.model_dump(mode="json")), row_state_lines(states))
+    return STATUS["clean"]
 
 
 def _show(common: Common, document: AgentDocument, lines: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The verbs about the agent inside a server: agent install, agent show."""
+"""The verbs about the agent inside a server: agent install, agent show, agent ask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the group to the command line."""
     agent = typer.Typer(help="The flight recorder, guard and rescue inside vLLM's own processes.", no_args_is_help=True)
-    app.add_typer(agent, name="agent", short_help="Flight recorder, guard and rescue inside a server: install, show.")
+    app.add_typer(agent, name="agent", short_help="Flight recorder, guard and rescue inside a server: install, show, ask.")
 
     @agent.command(short_help="Put the agent into a server's environment.")
     @flags(Common)
@@ -45,3 +45,18 @@ def register(app: typer.Typer) -> None:
         from .agent_verbs import run_show
 
         return run_show(common, folder=folder)
+
+    @agent.command(short_help="Row states of a running server's top-k, read from inside; no ptrace.")
+    @flags(Common)
+    def ask(
+        common: Common,
+        folder: Annotated[Path | None, typer.Argument(help="The agent's folder (DSV4_REPRO_AGENT_DIR).", metavar="FOLDER")] = None,
+        pid: Annotated[int | None, typer.Option("--pid", help="The worker to ask, where there are several.", min=1)] = None,
+    ) -> int:
+        """Ask the agent in a worker for arrival counters and lengths, also while its GPU is wedged. Writes one file to FOLDER.
+
+        Exit status: 0 answered, 5 no answer, or it cannot.
+        """
+        from .agent_verbs import run_ask
+
+        return run_ask(common, folder=folder, pid=pid)

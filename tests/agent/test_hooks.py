@@ -277,6 +277,18 @@ def test_an_import_goes_on_when_the_hooks_fail(tree: Path) -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
+def test_the_guard_alone_records_nothing_and_leaves_the_op_alone(tree: Path) -> None:
+    code = BEGIN + DRIVE.format(module="gpu_model_runner") + (
+        "import threading, torch, vllm.model_executor.layers.sparse_attn_indexer\n"
+        "assert [one.name for one in threading.enumerate() if 'dsv4' in one.name] == ['dsv4-repro-agent_watch']\n"
+        "assert type(torch.ops._C.persistent_topk).__name__ == 'function'\n"
+        "import time; time.sleep(0.5)\n"
+    )  # fmt: skip
+    ran(tree, code, DSV4_REPRO_GUARD="1")
+    assert not list((tree / "agent").glob("ring-*"))
+    assert status(tree)["features"]["decode lengths"]["found"]
+
+
 def test_a_folder_of_another_kind_steps_aside(tree: Path) -> None:
     (tree / "agent").write_text("a file")
     done = play(tree, BEGIN + DRIVE.format(module="gpu_model_runner"), DSV4_REPRO_AGENT="1")

@@ -26,6 +26,7 @@ from dsv4_repro_agent.sidestream import ARRIVAL_OFFSET, ROW_STATE_SIZE, Launch
 
 from dsv4_repro.kernels import abi
 from dsv4_repro.kernels.abi import TopKParams
+from dsv4_repro.repro.agent_ask import ask_row_states, row_state_lines, the_one_alive
 from dsv4_repro.repro.recorder import read_ring
 
 #: What the stand-in of the other tests lacks.
@@ -250,6 +251,19 @@ def test_it_answers_while_the_device_is_wedged(rig: Callable[..., Rig]) -> None:
     assert step.complete_ns == 0
     assert one.agent.releases == 0
     assert read_ring(one.recorder.ring.path).unfinished[0].number == 1  # type: ignore[union-attr]
+
+
+def test_the_main_package_asks_and_is_answered(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+    one.step()
+    until(lambda: one.card.counter(6) == 1 and "side stream" in one.said.features)
+    states = ask_row_states(one.folder, the_one_alive(one.folder, None))
+    (launch,) = states.launches
+    assert launch.arrival_counters == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert launch.lengths == list(KNOWN)
+    assert launch.workspace == hex(one.card.states)
+    assert states.stalled_s > 0
+    assert any("[0, 0, 0, 0, 0, 0, 1, 0]" in line for line in row_state_lines(states))
 
 
 def test_without_a_driver_it_says_so_and_the_rest_works(rig: Callable[..., Rig]) -> None:

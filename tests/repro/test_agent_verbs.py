@@ -1,4 +1,4 @@
-"""agent install and agent show."""
+"""agent install, agent show, agent ask."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from dsv4_repro.errors import EvidenceError, OurFaultError, UnavailableError, UsageError
+from dsv4_repro.clock import FakeClock
+from dsv4_repro.errors import DeadlineError, EvidenceError, OurFaultError, UnavailableError, UsageError
 from dsv4_repro.repro import agent_show
 from dsv4_repro.repro.__main__ import main
+from dsv4_repro.repro.agent_ask import ask_row_states, row_state_lines, the_one_alive
 from dsv4_repro.repro.agent_install import AGENT_SOURCES, agent_wheel, install_into_folder, install_with_python
 from dsv4_repro.repro.agent_show import agent_lines, read_agents
 
@@ -175,6 +177,61 @@ def test_show_survives_any_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert document.outcome == "inconclusive"
     assert any("could not read" in line for line in agent_lines(document))
     assert len(document.ranks) == 2
+
+
+def test_who_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = recorded(tmp_path, monkeypatch)
+    name = ring.path.stem.removeprefix("ring-")
+    (tmp_path / "ring-1-2.bin").write_bytes(ring.path.read_bytes())
+    assert the_one_alive(tmp_path, None) == name
+    with pytest.raises(UnavailableError, match="no running worker"):
+        the_one_alive(tmp_path, 1)
+    (tmp_path / f"ring-{os.getpid()}-0.bin").write_bytes(ring.path.read_bytes())
+    with pytest.raises(UnavailableError, match="2 workers"):
+        the_one_alive(tmp_path, None)
+
+
+class Answering(FakeClock):
+    """Writes an answer when it is slept on."""
+
+    def __init__(self, folder: Path, more: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.folder, self.more = folder, more
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.more is not None:
+            asked = json.loads((self.folder / "ask-1-2.json").read_text())
+            (self.folder / "answer-1-2.json").write_text(json.dumps({"id": asked["id"], **self.more}))
+
+
+LAUNCH = {
+    "workspace": "0x10", "lengths_address": "0x20", "rows": 2, "width": 3, "top_k": 512, "max_seq_len": 3,
+    "arrival_counters": [1, 0], "lengths": [-1, 0], "read_ns": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "says"),
+    [
+        (None, DeadlineError, "did not answer within 2 s"),
+        ({"error": "blocked"}, UnavailableError, "cannot read the row states: blocked"),
+        ({}, EvidenceError, "launches"),
+        ({"launches": 3, "stalled_s": 0}, EvidenceError, "launches"),
+        ({"launches": [{**LAUNCH, "workspace": "rm"}], "stalled_s": 0}, EvidenceError, "workspace"),
+        ({"launches": [{**LAUNCH, "lengths": ["x"]}], "stalled_s": 0}, EvidenceError, "lengths"),
+        ({"launches": [{**LAUNCH, "rows": 1 << 70}], "stalled_s": 0}, EvidenceError, "rows"),
+    ],
+)
+def test_every_answer_but_a_right_one_is_an_error(tmp_path: Path, more: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        ask_row_states(tmp_path, "1-2", clock=Answering(tmp_path, more))
+
+
+def test_a_right_answer(tmp_path: Path) -> None:
+    states = ask_row_states(tmp_path, "1-2", clock=Answering(tmp_path, {"launches": [LAUNCH], "stalled_s": 1.5}))
+    assert states.launches[0].lengths == [-1, 0]
+    assert row_state_lines(states)[0] == "oldest step under way: 1.50 s"
 
 
 def test_an_empty_folder_is_not_none_found(tmp_path: Path) -> None:

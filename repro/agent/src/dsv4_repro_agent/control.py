@@ -54,7 +54,9 @@ class Agent:
 
     def start(self) -> None:
         """Start both threads (daemons: they never keep the process), at the first step that this process runs."""
-        for target in (self._watch, self._side):
+        # The guard alone needs no side stream.
+        side = (self._side,) if self.settings.agent or self.settings.rescue else ()
+        for target in (self._watch, *side):
             thread = threading.Thread(target=target, name=f"dsv4-repro-agent{target.__name__}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -81,7 +83,7 @@ class Agent:
         entered = False
         while not self._stop.is_set():
             try:
-                if self.recorder.serving and not entered and self.recorder.device >= 0:
+                if self.recorder.serving and self.recorder.armed and not entered and self.recorder.device >= 0:
                     entered = True
                     self._enter()
                 self.recorder.poll(self._driver.event_query if self._driver is not None else None)

@@ -74,7 +74,7 @@ def _assemble(settings: Settings, said: Said) -> Agent:
     recorder = Recorder(said, make_ring, lambda: agent.start())
     recorder.armed = settings.agent or settings.rescue
     guard = Guard(said, wanted=settings.guard)
-    hooks = Hooks(said, recorder, guard, row_states=settings.row_states or settings.rescue)
+    hooks = Hooks(said, recorder, guard, row_states=settings.rescue or (settings.agent and settings.row_states))
     agent = Agent(settings, said, recorder, guard, hooks, vllm=vllm)
     when_imported(hooks.modules())
     agent.status()
