@@ -26,6 +26,7 @@ from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CT
 from ..kernels.device import ROTATION
 from ..kernels.plan import LaunchPlan
 from ..kernels.reference import check_rows
+from ..kernels.sass.layout import RESERVED_SHARED
 from ..kernels.sass.machine import DEFAULT_BUDGET, Machine
 from ..kernels.sass.program import Program
 from ..kernels.sass.verdict import RunResult
@@ -294,9 +295,11 @@ class CpuGround:
 
     def _state(self, hang: _Hang) -> DeviceState:
         assert hang.result is not None
+        kernel, size = self._request.kernel, hang.size
         return interpreted_state(
-            self._live(), hang.result, self._request.kernel, hang.params, device=self._device, memory=self._counters(hang.size)
-        )
+            self._live(), hang.result, kernel, hang.params, device=self._device, memory=self._counters(size),
+            shared_bytes=RESERVED_SHARED + kernel.static_smem + size.plan.dynamic_smem,
+        )  # fmt: skip
 
     def _capture_row_states(self, folder: Path, hang: _Hang) -> CaptureOutcome:
         began = self._clock.monotonic()

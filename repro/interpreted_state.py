@@ -30,8 +30,11 @@ def interpreted_state(
     device: tuple[str, int, int],
     grid_id: int = 1,
     memory: Mapping[int, int] | None = None,
+    shared_bytes: int | None = None,
 ) -> DeviceState:
-    """The state at the end of a run. ``device``: name, SM architecture, number of SMs. ``memory``: device words by address."""
+    """The state at the end of a run. ``device``: name, SM architecture, number of SMs. ``memory``: device words by address.
+    ``shared_bytes``: of one CTA, with what the system reserves.
+    """
     polling = {(item.block, thread) for item in result.stuck if item.state == "polling" for thread in item.threads}
     ctas = tuple(_cta(machine.snapshot(place.block), polling) for place in result.resident)
     grid = GridState(
@@ -43,6 +46,8 @@ def interpreted_state(
         ctas=ctas,
         params=params,
         code=CodeImage(image.cubin, image.function, sm=image.sm) if image.cubin else None,
+        shared_bytes=shared_bytes,
+        registers=image.registers,
         sass={} if image.cubin else {item.offset: item.text for item in machine.program.function.instructions},
     )
     return DeviceState(
