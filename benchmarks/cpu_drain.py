@@ -45,7 +45,13 @@ def once(arguments: list[str], cache: Path, folder: Path) -> Run:
         wall = time.monotonic() - began
         out.seek(0)
         words = [line.strip() for line in out if line.startswith(("HANG", "CLEAN", "OTHER", "INCONCLUSIVE"))]
-    return Run(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, child.returncode, words[0] if words else f"no verdict, exit status {child.returncode}")
+    return Run(
+        wall,
+        used.ru_utime + used.ru_stime,
+        used.ru_maxrss / 1024,
+        child.returncode,
+        words[0] if words else f"no verdict, exit status {child.returncode}",
+    )
 
 
 def line(name: str, state: str, runs: list[Run]) -> str:

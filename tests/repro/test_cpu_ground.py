@@ -91,7 +91,7 @@ class Done:
         return json.loads((self.folder / "diagnosis.json").read_text())
 
     def ledger_is_true(self) -> bool:
-        """What the diagnosis infers of a dump against what the interpreter knows: nobody is said to have gone who had not started."""
+        """What the diagnosis infers of a dump against what the interpreter knows: nobody is said to have gone who never started."""
         (seen,) = (json.loads(path.read_text()) for path in self.folder.glob("evidence/hang-1/interpreter.json"))
         ledger = self.document()["ledger"]
         assert ledger
