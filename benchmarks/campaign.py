@@ -154,7 +154,7 @@ def part_ray(_arguments: Any) -> dict[str, Any]:
             cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
         pool = RayPool(cluster.address)
         try:
-            found[f"{nodes} nodes"] = hunt_rate(pool, 800, ["builtin", "builtin:guard"], 20, 80)
+            found[f"{nodes} nodes"] = hunt_rate(pool, 600, ["builtin"], 20, 80)
         finally:
             pool.close()
             ray.shutdown()

@@ -398,6 +398,11 @@ class GpuGround:
         """The row states as the child's side stream reads them now (message ``row_states``), for trials."""
         return self._live_child().ask({"cmd": "row_states", "again_after_s": 0.0}, "row_states", 5.0)
 
+    @property
+    def step_is_pending(self) -> bool:
+        """Whether the step that was called hung has still not ended, as far as the child has said."""
+        return self._hung_step is not None
+
     def close(self) -> CloseOutcome:
         """End the child (evidence first: nothing is collected here), then see whether the card is as it was found."""
         if self._samples is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
@@ -26,6 +26,7 @@ def builds(count: int) -> list[Build]:
     return [Build(f"b{number}", f"b{number}") for number in range(count)]
 
 
+@settings(deadline=None)
 @given(st.integers(2, 200), st.data())
 def test_the_neighbours_are_found_in_logarithmic_time_with_skips_between_them_named(count: int, data: Any) -> None:
     change = data.draw(st.integers(1, count - 1))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4_repro.clock import Deadline, FakeClock
@@ -25,12 +25,14 @@ from dsv4_repro.repro.campaign.reproducer import reproducer_text, write_reproduc
 from dsv4_repro.repro.campaign.shrink import Account, ddmin, smallest
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 40), min_size=1, max_size=4), st.integers(41, 60))
 def test_ddmin_finds_what_is_needed_and_nothing_else(needed: set[int], size: int) -> None:
     assert ddmin(list(range(size)), lambda items: needed <= set(items)) == sorted(needed)
 
 
-@given(st.integers(1, 200), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 60), st.randoms(use_true_random=False))
 def test_ddmin_is_1_minimal_for_any_property_that_the_whole_has(size: int, dice: Any) -> None:
     failing = {tuple(sorted(dice.sample(range(size), dice.randint(1, size)))) for _ in range(3)} | {tuple(range(size))}
     found = ddmin(list(range(size)), lambda items: any(set(one) <= set(items) for one in failing))
@@ -40,6 +42,7 @@ def test_ddmin_is_1_minimal_for_any_property_that_the_whole_has(size: int, dice:
         assert not rest or not any(set(one) <= set(rest) for one in failing)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 5000))
 def test_smallest_number(least: int, more: int) -> None:
     assert smallest(least + more, lambda number: number >= least) == least

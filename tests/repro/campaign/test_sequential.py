@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4_repro.errors import UsageError
@@ -45,6 +45,7 @@ def test_where_a_hang_is_a_proof_one_decides_and_clean_windows_are_counted_befor
     assert one.decided == one.word == "HANGS"
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=60), st.sampled_from([0.0, 1e-4, 0.01]))
 def test_a_cell_in_which_something_hung_is_never_clean_and_none_without_a_window_is_anything(
     trials: list[bool], rate: float

@@ -25,6 +25,7 @@ from dsv4_repro.repro.campaign.session import TrialSession, steps_to_run
 from dsv4_repro.repro.gpu_ground import GpuGround
 from dsv4_repro.repro.ground import CloseOutcome
 from dsv4_repro.repro.kernel_choice import ChosenKernel
+from dsv4_repro.repro.watchdog import Limits
 from dsv4_repro.scenarios.drain import DrainPlan, decode_steps
 
 FUNCTION = "_ZN10dsv4_repro10persistent22persistent_topk_kernelILi512ELj4EEEvNS0_20PersistentTopKParamsE"
@@ -132,9 +133,24 @@ def test_a_hang_that_cannot_be_released_ends_the_process_and_the_next_trial_gets
 ) -> None:
     one = sessions()
     monkeypatch.setattr(session_module, "standing_counter", lambda *_words: None)
+    monkeypatch.setattr(session_module, "Deadline", lambda *_words: SimpleNamespace(expired=True))  # not the step's whole time-out
     results = [one.trial(seed) for seed in range(2)]
     assert [(result.kind, result.reused) for result in results] == [("hang", False)] * 2
     assert one.opened == 2
+
+
+@pytest.mark.parametrize(("slow_ms", "floor"), [(120, 0.02), (300, 0.05)])
+def test_a_slow_step_that_the_quick_watchdog_takes_for_hung_is_never_counted_as_a_hang(
+    sessions: Make, slow_ms: int, floor: float
+) -> None:
+    """No counter stands in a barrier, and the step ends by itself at the second look: slow, said so, and no hang."""
+    one = sessions(f"guard slow={slow_ms}")
+    limits = Limits(floor_s=floor, factor=0.0, unknown_s=floor)
+    one._make = lambda _name: GpuGround(nvml=lambda: Nvml(FakeNvml()), debugger=no_debugger, limits=limits)
+    result = one.trial(0)
+    assert result.kind == "other", result
+    assert "ended by itself" in result.why
+    assert result.identity is None
 
 
 def test_a_device_that_stays_busy_is_cleared_by_a_context_and_that_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
