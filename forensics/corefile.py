@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ import numpy as np
 from . import limits
 from .codeimage import FunctionSymbol
 from .corecode import CodeFinder, rows_as_dicts
+from .corefaults import Fault, exception_name
 from .coresections import CoreSections
 from .coretables import CTA, DEVICE, GRID, LANE, META, SM, WARP, Kind
 from .device_state import CodeImage, CtaState, DeviceState, Dim3, GridState, LaneState, WarpState
@@ -28,27 +29,8 @@ __all__ = ["INTERPRETER", "CoreDump", "Fault", "open_core", "read_core"]
 #: Generator name that the writer here gives to a state that was interpreted, not measured.
 INTERPRETER = "dsv4-repro interpreter"
 
-#: CUDBGException_t (NVIDIA's ``cudadebugger.h``): what a lane or an SM died of.
-_EXCEPTIONS = {
-    1: "lane illegal address", 2: "lane user stack overflow", 3: "device hardware stack overflow", 4: "warp illegal instruction",
-    5: "warp out of range address", 6: "warp misaligned address", 7: "warp invalid address space", 8: "warp invalid PC",
-    9: "warp hardware stack overflow", 10: "device illegal address", 11: "lane misaligned address", 12: "warp assert",
-    13: "lane syscall error", 14: "warp illegal address", 15: "lane non-migratable atomic", 16: "lane invalid system atomic",
-    17: "warp stack canary", 18: "cluster target block not present", 19: "cluster out of range address",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """An exception that the hardware recorded. ``code``: CUDBGException_t; ``what``: its name. ``block`` None: of an SM only."""
-
-    device: int
-    sm: int
-    code: int
-    what: str
-    block: Dim3 | None = None
-    warp: int | None = None
-    lane: int | None = None
+#: Stands for every grid of a device.
+_ALL = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +105,8 @@ class _Reader:
         self.clusters: dict[tuple[int, int], Dim3] = {}
         self.shared: dict[tuple[int, int], int] = {}
         self.code = CodeFinder(sections)
+        self.gaps: set[tuple[int, int]] = set()
+        """(device, grid) whose list of resident blocks may lack some: a block that is not in it need not have left."""
 
     def read(self) -> CoreDump:
         s = self.s
@@ -144,17 +128,26 @@ class _Reader:
                 s.note(f"device table row {index}", f"a second device {number}; read as {number + 1000 * index}")
                 number += 1000 * index
             sm = row["sm_major"] * 10 + row["sm_minor"] if row["sm_major"] else None
-            devices[number] = (s.string(row["name_at"]) or s.string(row["type_at"]), sm, row["sms"] or None)
+            table = smem[index]
+            sms: int | None = row["sms"] or None
+            if sms and table is not None and sms != (listed := s.row_count(table)):
+                # Blocks may be on an SM whose row was lost, and room on SMs that are not there proves nothing.
+                s.note(f"number of SMs of device {number}", f"the device table says {sms}, the SM table has {listed} rows")
+                sms = None
+                self.gaps.add((number, _ALL))
+            devices[number] = (s.string(row["name_at"]) or s.string(row["type_at"]), sm, sms)
             own = self._grids(section, index, number, sm)
             grids += own
-            table = smem[index]
             if table is None:
                 s.note(f"SM table of device {number}", "no such section in the dump")
+                self.gaps.add((number, _ALL))
                 continue
             entries = {grid.values["grid"]: grid for grid in own}
+            if len(entries) < len(own):
+                self.gaps.add((number, _ALL))
             for grid_id, cta in self._resident(table, number, entries):
                 resident.setdefault((number, grid_id), []).append(cta)
-        self._orphans()
+        torn = self._orphans() or -1 in s.partial or len(tables) > 1 or (section in s.partial)
         states = [self._grid_state(grid, resident.pop((grid.device, grid.values["grid"]), []), section) for grid in grids]
         for (number, grid_id), found in resident.items():
             s.note(f"grid {grid_id} of device {number}", f"{len(found)} resident CTAs belong to it, the grid table has no such row")
@@ -166,6 +159,10 @@ class _Reader:
             s.note("registers of most lanes", why)
         metadata = self._metadata()
         origin = "interpreted" if str(metadata.get("generator", "")).startswith(INTERPRETER) else "measured"
+        incomplete = [state for state in states if torn or {(state.device, state.grid_id), (state.device, _ALL)} & self.gaps]
+        if incomplete:
+            s.note("the list of resident blocks", "tables of the dump are damaged: a block that they do not show may be resident")
+            states = [replace(state, complete=state not in incomplete) for state in states]
         memory = self._memory()
         words = self._small_memory(memory)
         state = DeviceState(s.path, origin, tuple(states), devices, words, tuple(s.unread))
@@ -208,16 +205,20 @@ class _Reader:
         addresses = self.s.addresses([int(number) for number in found])
         return sorted((address, int(self.s.size[number]), int(number)) for number, address in zip(found, addresses, strict=True))
 
-    def _orphans(self) -> None:
+    def _orphans(self) -> bool:
+        """Note sections whose parent is not there; whether there are any below a table of blocks: then one of those is lost."""
         parents = {
             Kind.CTAS: Kind.SMS, Kind.WARPS: Kind.CTAS, Kind.LANES: Kind.WARPS, Kind.REGISTERS: Kind.LANES,
             Kind.PREDICATES: Kind.LANES, Kind.UNIFORM_REGISTERS: Kind.WARPS, Kind.PARAMETERS: Kind.GRIDS,
             Kind.MODULES: Kind.CONTEXTS, Kind.RELOCATED_IMAGE: Kind.MODULES,
         }  # fmt: skip
+        torn = False
         for kind, parent in parents.items():
             lost = self.s.orphans(kind, parent)
             if lost:
+                torn |= kind in (Kind.CTAS, Kind.WARPS, Kind.LANES, Kind.REGISTERS)
                 self.s.note(f"{lost} sections with {kind.name.lower()}", f"they do not hang on a table of {parent.name.lower()}")
+        return torn
 
     # --- grids and code ------------------------------------------------------------------------------------------------------
 
@@ -256,6 +257,9 @@ class _Reader:
 
     def _resident(self, sms: int, device: int, grids: Mapping[int, _Grid]) -> list[tuple[int, CtaState]]:
         found: list[tuple[int, CtaState]] = []
+        seen: set[tuple[int, Dim3]] = set()
+        if self.s.beyond_rows(Kind.CTAS, sms):
+            self.gaps.add((device, _ALL))
         for row, values in enumerate(rows_as_dicts(self.s.rows_of(sms, SM, limits.MAX_SMS))):
             number = values["sm"]
             if values.get("exception"):
@@ -266,22 +270,37 @@ class _Reader:
             for index, cta in enumerate(rows_as_dicts(self.s.rows_of(table, CTA, limits.MAX_CTAS_PER_SM))):
                 if self.ctas >= limits.MAX_CTAS:
                     self.s.note("further resident CTAs", f"more than {limits.MAX_CTAS}")
+                    self.gaps.add((device, _ALL))
                     return found
                 self.ctas += 1
                 block = (cta["x"], cta["y"], cta["z"])
                 grid = grids.get(cta["grid"])
+                wrong = _why_wrong(block, grid, twice=(cta["grid"], block) in seen)
+                seen.add((cta["grid"], block))
+                if wrong:  # which block it really is, is not known: then none of the grid can be said to have left
+                    self.s.note(f"row {index} of {self.s.name_of(table)}, on SM {number}", f"block {block} {wrong}")
+                    self.gaps.add((device, cta["grid"] if grid is not None else _ALL))
+                    if grid is not None:
+                        continue
                 cluster = (cta["cluster_x"], cta["cluster_y"], cta["cluster_z"]) if "cluster_z" in cta else None
                 size = tuple(cta.get(f"cluster_dim_{axis}", 0) or 1 for axis in "xyz")
                 self.clusters.setdefault((device, cta["grid"]), (size[0], size[1], size[2]))
                 warps = self._warps(table, index, (device, number, block), grid)
                 found.append((cta["grid"], CtaState(block, number, warps, cluster)))
+            if table in self.s.partial:
+                self.gaps.add((device, _ALL))
+        if sms in self.s.partial:
+            self.gaps.add((device, _ALL))
         return found
 
     def _fault(
         self, device: int, sm: int, code: int, block: Dim3 | None = None, warp: int | None = None, lane: int | None = None
     ) -> None:
-        if len(self.faults) < limits.MAX_UNREAD:
-            self.faults.append(Fault(device, sm, code, _EXCEPTIONS.get(code, f"exception {code}"), block, warp, lane))
+        what = exception_name(code)
+        if what is None:
+            self.s.note(f"an exception on SM {sm} of device {device}", f"its field holds {code}, which is no exception's number")
+        elif len(self.faults) < limits.MAX_UNREAD:
+            self.faults.append(Fault(device, sm, code, what, block, warp, lane))
 
     def _warps(self, ctas: int, row: int, where: tuple[int, int, Dim3], grid: _Grid | None) -> tuple[WarpState, ...]:
         table = self.s.child(Kind.WARPS, ctas, row)
@@ -321,6 +340,10 @@ class _Reader:
             lane = values["lane"]
             if lane >= limits.MAX_LANES or not warp["valid"] >> lane & 1:
                 continue
+            thread = (values["x"], values["y"], values["z"])
+            if grid is not None and not _inside(thread, grid, "block"):
+                self.s.note(f"row {index} of {self.s.name_of(table or 0)}", f"thread {thread} does not lie inside its block")
+                continue
             if values["exception"]:
                 self._fault(where[0], where[1], values["exception"], where[2], warp["warp"], lane)
             key = (values["virtual_pc"], bool(warp["active"] >> lane & 1))
@@ -333,7 +356,7 @@ class _Reader:
             flags = self._words(self.s.child(Kind.PREDICATES, table, index))
             predicates = sum(1 << bit for bit, word in enumerate(flags[:7]) if word) if flags is not None else None
             pc = _pc_offset(values["virtual_pc"], values["function_pc"], entry, values["call_depth"])
-            lanes.append(LaneState(lane, (values["x"], values["y"], values["z"]), pc, registers, predicates, values["virtual_pc"]))
+            lanes.append(LaneState(lane, thread, pc, registers, predicates, values["virtual_pc"]))
         return lanes
 
     def _words(self, section: int | None) -> tuple[int, ...] | None:
@@ -341,6 +364,19 @@ class _Reader:
         if not raw:
             return None
         return tuple(np.frombuffer(raw[: len(raw) // 4 * 4], dtype="<u4").tolist())
+
+
+def _inside(index: Dim3, grid: _Grid, what: str) -> bool:
+    return all(at < max(grid.values[f"{what}_{axis}"], 1) for at, axis in zip(index, "xyz", strict=True))
+
+
+def _why_wrong(block: Dim3, grid: _Grid | None, *, twice: bool) -> str:
+    """Why a row of a table of resident blocks cannot be right, "" if it can."""
+    if grid is None:
+        return "belongs to a grid that the grid table does not have"
+    if not _inside(block, grid, "grid"):
+        return f"does not lie inside its grid ({grid.values['grid_x']},{grid.values['grid_y']},{grid.values['grid_z']})"
+    return "is resident twice" if twice else ""
 
 
 def _pc_offset(virtual: int, function_pc: int, entry: int, depth: int) -> int | None:

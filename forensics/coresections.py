@@ -44,12 +44,14 @@ class CoreSections:
     """An open dump. Columns ``kind`` (0: not a dump section), ``link``, ``info``, ``offset``, ``size``, ``entsize``, by section.
 
     Raises CoreFileError, naming file and place, for anything that is not a little-endian ELF64 core file of a CUDA device with a
-    readable section table. What is wrong but can be lived with is in ``unread``.
+    readable section table. What is wrong but can be lived with is in ``unread``; ``partial``: tables of which rows are missing
+    (-1: headers of whole sections are), so that what they do not list may be there all the same.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.unread: list[Unread] = []
+        self.partial: set[int] = set()
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -130,6 +132,7 @@ class CoreSections:
         if count < claimed:
             why = "the file ends before them" if readable < claimed else f"more than {limits.MAX_SECTIONS} are not read"
             self.note(f"{claimed - count} of {claimed} section headers", why, _TRUNCATED if readable < claimed else "")
+            self.partial.add(-1)
         self.count = count
         self._table = shoff
         self._name = np.zeros(count, np.uint32)
@@ -156,10 +159,31 @@ class CoreSections:
         known = (raw_type > SHT_LOUSER) & (raw_type <= SHT_LOUSER + max(Kind))
         self.kind = np.where(known, raw_type - np.uint32(SHT_LOUSER), 0).astype(np.uint8)
         self.kind[0] = 0
+        self._drop_overlapping()
         self.unknown_kinds = int(np.count_nonzero((raw_type > SHT_LOUSER + max(Kind)) & (raw_type < SHT_LOUSER + 0x1000)))
         self._strings = [int(i) for i in np.flatnonzero(raw_type == _SHT_STRTAB)[:16] if i != shstrndx]
         self._section_names = shstrndx if 0 < shstrndx < count else 0
         self._index: dict[Kind, tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]] = {}
+
+    def _drop_overlapping(self) -> None:
+        """Two sections that claim the same bytes of the file cannot both be what their headers say: neither is read.
+
+        The very same range under the same type is one content named twice, and stays.
+        """
+        numbers = np.flatnonzero((self.kind != 0) & (self.size != 0) & (self.offset < self.file_size))
+        order = numbers[np.lexsort((self.size[numbers], self.offset[numbers]))]
+        begin, end = self.offset[order], self.offset[order] + np.minimum(self.size[order], np.uint64(self.file_size))
+        reach = np.maximum.accumulate(end) if len(order) else end
+        holder = np.maximum.accumulate(np.where(end == reach, np.arange(len(order)), 0)) if len(order) else np.zeros(0, np.intp)
+        inside = np.flatnonzero(begin[1:] < reach[:-1]) + 1
+        before = holder[inside - 1]
+        twin = (begin[inside] == begin[before]) & (end[inside] == end[before])
+        twin &= self.kind[order[inside]] == self.kind[order[before]]
+        lost = np.unique(np.concatenate([order[inside[~twin]], order[before[~twin]]]))
+        if len(lost):
+            self.note(f"{len(lost)} sections", "they claim the same bytes of the file as others do: their headers are damaged")
+            self.kind[lost] = 0
+            self.partial.add(-1)
 
     # --- reading -------------------------------------------------------------------------------------------------------------
 
@@ -201,6 +225,7 @@ class CoreSections:
             return np.zeros(0, row.dtype(row.size))
         if entsize == 0:
             entsize = size  # seen with driver r580: the metadata section is one row and has no row size
+        self.partial.add(section)  # until all of it was read
         if not row.minimum <= entsize <= 1 << 16:
             self.note(self.name_of(section), f"rows of {entsize} bytes, at least {row.minimum} expected")
             return None
@@ -213,6 +238,8 @@ class CoreSections:
             self.note(
                 f"{count - limit} of {count} rows of {self.name_of(section)}", f"more than the {limit} that a device can have"
             )
+        if len(raw) == size:
+            self.partial.discard(section)
         return np.frombuffer(raw[: len(raw) // entsize * entsize], dtype=row.dtype(entsize))
 
     def name_of(self, section: int) -> str:
@@ -269,6 +296,17 @@ class CoreSections:
             if row != last:
                 last = row
                 yield row, number
+
+    def row_count(self, section: int) -> int:
+        """Rows of a table, as its header says."""
+        return int(self.size[section]) // max(int(self.entsize[section]), 1)
+
+    def beyond_rows(self, kind: Kind, parent: int) -> bool:
+        """Whether a section of ``kind`` belongs to a row that the table in section ``parent`` does not have, or two to one row."""
+        keys, _ = self._sorted(kind)
+        low, high = np.searchsorted(keys, np.array([parent << 32, (parent + 1) << 32], np.uint64))
+        rows = keys[low:high] & np.uint64(0xFFFFFFFF)
+        return bool(len(rows) and (int(rows[-1]) >= self.row_count(parent) or np.any(rows[1:] == rows[:-1])))
 
     def orphans(self, kind: Kind, parent: Kind) -> int:
         """How many sections of ``kind`` hang on something that is not a ``parent`` table."""

@@ -149,7 +149,8 @@ def _ledger_records(grids: Sequence[_Grid]) -> tuple[LedgerGroup, ...]:
 
 
 def _judge_grid(grid: _Grid, views: Sequence[GridView], *, hung: bool) -> Judged:
-    others_run = any(cta.kind in ("running", "leaving", "unknown") for view in views for cta in view.ctas)
+    listed = all(view.grid.ctas is not None and view.grid.complete for view in views)
+    others_run = not listed or any(cta.kind in ("running", "leaving", "unknown") for view in views for cta in view.ctas)
     if grid.model is not None and grid.ledger is not None:
         return _judge_groups(grid, grid.model, grid.ledger, others_run=others_run, hung=hung)
     return _judge_plain(grid, others_run=others_run, hung=hung)
@@ -226,7 +227,7 @@ def _judge_plain(grid: _Grid, *, others_run: bool, hung: bool) -> Judged:
         return _plain("gpu-spin-barrier", "medium" if known else "low", f"{who} waits for {what}{rest}", grid, wait, identity)
     if known and not others_run:
         return _plain("gpu-kernel-stuck", "low", f"{who} waits for {what}{rest}", grid, wait, identity, ("gpu-spin-barrier",))
-    why = "other blocks are at work and may write it" if others_run else "value or target could not be read"
+    why = "other blocks are, or may be, at work and may write it" if others_run else "value or target could not be read"
     return _plain("unknown", "low", f"{who} waits for {what}: {why}", grid, wait, None, ("gpu-spin-barrier", "not-hung"))
 
 

@@ -40,6 +40,8 @@ _DROPPED = frozenset(
 )
 _SHT_NULL, _SHT_STRTAB = 0, 3
 _PIECE = 1 << 20
+#: An offset that lies in no file.
+_NOWHERE = 1 << 62
 #: Kernels whose code is kept.
 _MOST_KERNELS = 4
 
@@ -170,7 +172,9 @@ def strip_core(
             at += -at % 8
             out.seek(at)
             rows["offset"][number] = at
-            if content is not None:
+            if content is None and sections.bytes_of(number, 1) is None:
+                rows["offset"][number] = _NOWHERE  # it lay past the end of a torn file, and that stays to be seen
+            elif content is not None:
                 out.write(content)
                 rows["size"][number] = len(content)
                 at += len(content)
@@ -178,7 +182,7 @@ def strip_core(
                 at += _copy(sections, number, out, rows)
         extra, at = _memory(out, at, words or {})
         rows = np.concatenate([rows, extra])
-        _finish(out, at, head, rows, names_at)
+        _finish(out, at, head, rows, names_at, torn=-1 in sections.partial)
         kernels = tuple(function for function, _, _ in code[: len(holders)])
         return StrippedCore(sections.count - dropped, dropped, dropped_bytes, kernels, len(words or {}))
 
@@ -208,10 +212,15 @@ def _memory(out: BinaryIO, at: int, words: Mapping[int, int]) -> tuple[npt.NDArr
     return extra, at
 
 
-def _finish(out: BinaryIO, at: int, head: bytes, rows: npt.NDArray[np.void], names_at: int) -> None:
-    """The section table at the end, the counts where ELF wants them, and the file header."""
+def _finish(out: BinaryIO, at: int, head: bytes, rows: npt.NDArray[np.void], names_at: int, *, torn: bool) -> None:
+    """The section table at the end, the counts where ELF wants them, and the file header.
+
+    ``torn``: sections of the whole dump were lost. Then one more is counted than is there: a reader must not take the list of
+    resident blocks for complete.
+    """
     at += -at % 64
     count = len(rows)
+    count += torn
     large = count >= 0xFF00
     rows["size"][0] = count if large else 0
     rows["link"][0] = names_at if large else 0
