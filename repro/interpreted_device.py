@@ -8,7 +8,7 @@ from .prepare import PreparedRun
 __all__ = ["SCHEDULES", "machine_words", "residency_notes"]
 
 #: ``--schedule``: the first is the default.
-SCHEDULES = ("smallest-pc", "random")
+SCHEDULES = ("smallest-pc", "random", "priority")
 
 
 def _persistent(prepared: PreparedRun) -> list[LaunchPlan]:
