@@ -15,7 +15,8 @@ from .rules.alive import rule_worker_dead
 from .rules.base import Finding, Rule, run_rules
 from .rules.collectives import rule_collective_stuck, rule_counts, rule_opposing_stacks
 from .rules.compilers import rule_build_lock, rule_compile_log, rule_compile_stacks
-from .rules.device import rule_crossrank, rule_device_barrier, rule_device_judged, rule_device_read
+from .rules.crossrank import rule_crossrank
+from .rules.device import rule_device_barrier, rule_device_judged, rule_device_read
 from .rules.faults import rule_device_exception, rule_launch_refused, rule_lost_device, rule_wrong_result, rule_xid
 from .rules.loading import rule_weight_load
 from .rules.next_step import next_step

@@ -143,7 +143,9 @@ def rule_collective_stuck(view: View) -> Iterator[Finding]:
     transport = transport_refs(view)
     kernels = [k for k in resident.values() if k is not None]
     names = {re.sub(r"[(<].*", "", k.name) for k in kernels}
-    expected = view.world or len(resident)
+    numbers = [key for key in [d.rank for d in view.devices] if key is not None]
+    # Ranks 0, 1 and 3 seen: then there is a rank 2, whatever else is not known.
+    expected = view.world or max(len(resident), max(numbers, default=-1) + 1)
     equal = [q for q in view.case.ras if q.errors and all(word == "OK" for word in q.errors)]
     late = late_ranks(view)
     refs = [*(k.ref for k in kernels), *(q.ref for q in equal), *transport[:4]]

@@ -152,3 +152,47 @@ def test_clients_that_went_while_others_are_served(late: bool) -> None:
     found = judge(log)
     assert (found.class_, found.cause) == ("not-hung", "client-gone")
     assert found.confidence == ("medium" if late else "high"), "what came after the last abort was not seen"
+
+
+def resident(rank: int, kernel: str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL") -> str:
+    return (
+        f"=== cuda-gdb (rank {rank}) ===\n  Kernel Parent Dev Grid Status   SMs Mask GridDim  BlockDim Invocation\n"
+        f"*      0      -   {rank}  700 Active 0x00000003 (2,1,1) (544,1,1) {kernel}(...)\n"
+    )
+
+
+def test_a_gap_in_the_ranks_is_a_rank_that_was_not_read() -> None:
+    every = judge(resident(0) + resident(1) + resident(2))
+    assert (every.class_, every.confidence) == ("collective-stuck", "medium")
+    gap = judge(resident(0) + resident(1) + resident(3))
+    assert gap.confidence == "low", "rank 2 may be held by a kernel of its own"
+
+
+@pytest.mark.parametrize(("idle", "cause"), [(True, "peer-behind"), (False, None)])
+def test_a_peer_is_behind_only_if_its_gpu_is_seen_idle(idle: bool, cause: str | None) -> None:
+    """Under asynchronous scheduling a worker's main thread is back at its queue while its GPU is still stuck."""
+    poll = (
+        "=> 0x7fab10008800 <cross_device_reduce_1stage+2048>:\tLDG.E.STRONG.SYS R4, desc[UR6][R2.64]\n"
+        "   0x7fab10008810 <cross_device_reduce_1stage+2064>:\tISETP.NE.AND P0, PT, R4, R7, PT\n"
+        "   0x7fab10008820 <cross_device_reduce_1stage+2080>:\t@P0 BRA 0x7fab10008800\n"
+    )
+    worker = (
+        '=== py-spy rank 1 ===\nProcess 52: VLLM::Worker_TP1\nPython v3.12.3 (/usr/bin/python3.12)\n\n'
+        'Thread 52 (idle): "MainThread"\n'
+        "    dequeue (vllm/distributed/device_communicators/shm_broadcast.py:808)\n"
+        "    worker_busy_loop (vllm/v1/executor/multiproc_executor.py:957)\n"
+    )
+    busy, power = (0, 80) if idle else (100, 140)
+    gpus = "=== nvidia-smi csv ===\n" + "".join(
+        f"2026/10/01 10:0{minute}:00.000, {rank}, P0, {use} %, 0 %, 1980 MHz, {watts}.00 W, 45\n"
+        for minute in (0, 1)
+        for rank, use, watts in ((0, 100, 140), (1, busy, power))
+    )
+    found = judge(resident(0, "vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>") + poll + worker + gpus)
+    assert found.class_ in ("gpu-crossrank-spin", "gpu-kernel-stuck")
+    assert found.cause == cause
+
+
+def test_a_grid_sync_timeout_may_be_of_one_gpu() -> None:
+    found = judge('Assertion failed: /x/deep_gemm/comm/barrier.cuh:45, condition: false and "Grid sync timeout"\n')
+    assert (found.class_, found.confidence) == ("gpu-crossrank-spin", "low")
