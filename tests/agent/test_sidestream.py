@@ -129,6 +129,7 @@ class Rig:
     def __init__(self, library: Path, folder: Path, *, vllm: str = "0.23.0", rescue: bool = True, needed: bool = True) -> None:
         self.card = Card(library)
         self.said = Said()
+        self.agent: Any = None
         settings = Settings(agent=True, guard=False, rescue=rescue, row_states=True, folder=folder)
         self.recorder = Recorder(self.said, self.ring, lambda: self.agent.start())
         self.guard = Guard(self.said, wanted=False)
@@ -139,7 +140,7 @@ class Rig:
         self.hooks = hooks
         self.folder = folder
         self.event = 0
-        self.recorder._record_event = lambda step: SimpleNamespace(cuda_event=self.event)  # type: ignore[method-assign]
+        self.recorder._record_event = lambda step: SimpleNamespace(cuda_event=self.event)
 
     def ring(self, runner: Any) -> Ring:
         return Ring(self.folder, slots=16, rank=0, device=0, vllm="0.23.0", agent="0.1.0")
@@ -192,8 +193,8 @@ def test_the_known_wait_is_released_and_the_guard_armed(rig: Callable[..., Rig])
     assert kinds == ["guard on", "released"]
     assert one.said.events[1]["group"] == 6
     assert one.said.events[1]["length"] == -1
-    contents = read_ring(one.recorder.ring.path)  # type: ignore[union-attr]
-    until(lambda: read_ring(one.recorder.ring.path).header.releases == 1)  # type: ignore[union-attr]
+    contents = read_ring(one.recorder.ring.path)
+    until(lambda: read_ring(one.recorder.ring.path).header.releases == 1)
     assert contents.steps[0].number == 1
     status = one.folder / f"status-{one.agent.name}.json"
     until(lambda: status.exists() and json.loads(status.read_text())["releases"] == 1)
@@ -250,7 +251,7 @@ def test_it_answers_while_the_device_is_wedged(rig: Callable[..., Rig]) -> None:
     assert launch["lengths"] == list(KNOWN)
     assert step.complete_ns == 0
     assert one.agent.releases == 0
-    assert read_ring(one.recorder.ring.path).unfinished[0].number == 1  # type: ignore[union-attr]
+    assert read_ring(one.recorder.ring.path).unfinished[0].number == 1
 
 
 def test_the_main_package_asks_and_is_answered(rig: Callable[..., Rig]) -> None:
@@ -273,7 +274,7 @@ def test_without_a_driver_it_says_so_and_the_rest_works(rig: Callable[..., Rig])
     until(lambda: "side stream" in one.said.features)
     assert one.said.features["side stream"]["found"] is False
     assert "no answer" in one.ask()["error"]
-    assert [step.number for step in read_ring(one.recorder.ring.path).steps] == [1]  # type: ignore[union-attr]
+    assert [step.number for step in read_ring(one.recorder.ring.path).steps] == [1]
 
 
 def test_nothing_is_made_on_the_device_during_graph_capture(rig: Callable[..., Rig]) -> None:
