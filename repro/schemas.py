@@ -19,16 +19,20 @@ PUBLISHED: Mapping[str, tuple[str, str]] = {
     "agent": ("repro.agent_show", "AgentDocument"),
     "audit": ("forensics.audit.verdicts", "AuditReport"),
     "bundle": ("reports.bundle_records", "BundleDocument"),
+    "bisect": ("repro.campaign.documents", "BisectDocument"),
     "diagnosis": ("forensics.records", "Diagnosis"),
     "doctor": ("repro.doctor", "DoctorReport"),
     "drain-plan": ("scenarios.drain", "schema"),
     "error": ("repro.documents", "ErrorDocument"),
     "evidence": ("repro.run_records", "EvidenceIndex"),
+    "hunt": ("repro.campaign.documents", "HuntDocument"),
     "list": ("repro.documents", "ListDocument"),
+    "minimise": ("repro.campaign.documents", "MinimiseDocument"),
     "run": ("repro.run_records", "RunRecord"),
     "selftest": ("repro.selftest", "SelftestReport"),
     "show": ("repro.documents", "ShowDocument"),
     "timeline-line": ("repro.run_records", "TimelineLine"),
+    "verify": ("repro.campaign.documents", "VerifyDocument"),
 }
 
 

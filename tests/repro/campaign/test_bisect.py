@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.campaign.bisect import Answer, Build, bisect_builds, builds_in_folder, builds_of_index, releases_between
 from dsv4_repro.repro.campaign.bisect_run import hang_probe
 from dsv4_repro.repro.campaign.cells import Cell, TrialResult
+from dsv4_repro.repro.schemas import schema_of
 
 
 def builds(count: int) -> list[Build]:
@@ -173,6 +175,7 @@ def test_a_folder_of_builds_is_bisected_by_running_them_and_the_evidence_is_kept
     )
     document = json.loads(capsys.readouterr().out)
     assert (status, document["before"], document["after"], document["becomes"]) == (0, "build-3.cubin", "build-4.cubin", "good")
+    jsonschema.validate(document, schema_of("bisect"))
     kept = sorted(path.name for path in (tmp_path / "b").glob("step-*.json"))
     assert len(kept) == len(document["steps"])
     first = json.loads((tmp_path / "b" / kept[0]).read_text())

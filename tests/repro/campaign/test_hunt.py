@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dsv4_repro.clock import FakeClock
@@ -31,6 +32,7 @@ from dsv4_repro.repro.campaign.pools import LocalPool, Message
 from dsv4_repro.repro.campaign.sampler import Block, Sampler
 from dsv4_repro.repro.campaign.screen import duration, progress_line, progress_lines
 from dsv4_repro.repro.campaign.store import CampaignStore
+from dsv4_repro.repro.schemas import schema_of
 
 
 def plan(**changes: Any) -> HuntPlan:
@@ -384,6 +386,7 @@ def test_hunt_from_the_command_line_shrinks_and_bundles_the_first_of_its_kind(
     status = main(["hunt", str(path), "--out", str(folder), "--workers", "1", "--json", "--junit", str(tmp_path / "j.xml")])
     document = json.loads(capsys.readouterr().out)
     assert (status, document["trials"], document["kinds"]) == (3, 8, {"hang": 4, "clean": 4})
+    jsonschema.validate(document, schema_of("hunt"))
     (hang,) = document["hangs"]
     assert (hang["signature"], hang["hangs"]) == ("vllm-51593", 4)
     assert (folder / hang["minimised"]).is_file()

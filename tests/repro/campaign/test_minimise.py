@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from dsv4_repro.repro.campaign.launches import LaunchBench, LaunchCase, Seen
 from dsv4_repro.repro.campaign.minimise import Minimised, minimise_case
 from dsv4_repro.repro.campaign.reproducer import reproducer_text, write_reproducer
 from dsv4_repro.repro.campaign.shrink import Account, ddmin, smallest
+from dsv4_repro.repro.schemas import schema_of
 
 
 @settings(deadline=None)
@@ -115,6 +117,7 @@ def test_the_published_case_shrinks_to_one_row_of_minus_one_and_two_ctas(
 ) -> None:
     assert main(["minimise", str(run_folder), "--json", "--confirm", "3"]) == 3
     document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, schema_of("minimise"))
     assert document["case"]["lengths"] == [-1]
     assert document["launch"]["ctas_per_group"] == document["launch"]["grid"] == 2
     assert document["identity"] == json.loads((run_folder / "diagnosis.json").read_text())["verdict"]["identity"]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dsv4_repro.clock import FakeClock
@@ -15,6 +16,7 @@ from dsv4_repro.repro.campaign.cells import Cell, TrialResult
 from dsv4_repro.repro.campaign.matrix import ablation_cells, fix_cells
 from dsv4_repro.repro.campaign.sequential import Rates
 from dsv4_repro.repro.campaign.verify import MatrixResult, ablation_lines, load_bearing_lines, markdown_table, run_matrix
+from dsv4_repro.repro.schemas import schema_of
 
 
 class Script:
@@ -166,6 +168,7 @@ def test_verify_drain_on_the_interpreter(outside: Path, capsys: pytest.CaptureFi
     status = main(["verify", "drain", "--on", "cpu", "--json", "--out", "v", "--min-trials", "3"])
     document = json.loads(capsys.readouterr().out)
     assert (status, document["outcome"], document["ground"]) == (0, "clean", "cpu")
+    jsonschema.validate(document, schema_of("verify"))
     assert [row["word"] for row in document["rows"]] == ["HANGS", "CLEAN", "CLEAN", "CLEAN"]
     assert document["rows"][0]["signature"] == "vllm-51593"
     assert document["rows"][0]["reused"] == document["rows"][0]["hangs"] == 3

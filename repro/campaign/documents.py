@@ -1,0 +1,109 @@
+"""The shapes of the ``--json`` documents of verify, hunt, minimise and bisect, for their published JSON Schemas."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["BisectDocument", "HuntDocument", "MinimiseDocument", "VerifyDocument"]
+
+_Outcome = Literal["hang", "clean", "other", "inconclusive"]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+
+
+class Hazard(_Document):
+    """Two one-sided exact bounds on the hang hazard per danger window."""
+
+    low: float
+    high: float
+    confidence: float
+
+
+class VerifyRow(_Document):
+    """A row of the matrix. ``identities``: hang identity -> hangs."""
+
+    name: str
+    change: str
+    word: Literal["HANGS", "CLEAN", "INCONCLUSIVE"]
+    trials: int
+    windows: int
+    hangs: int
+    hazard: Hazard | None
+    identities: dict[str, int]
+
+
+class VerifyDocument(_Document):
+    """``dsv4-repro verify SCENARIO --json``. ``said``: what the rows say together; ``markdown``: the table."""
+
+    schema_: Literal["dsv4-repro/verify/1"] = Field(alias="schema")
+    outcome: _Outcome
+    scenario: str
+    ground: str
+    rates: dict[str, float]
+    rows: tuple[VerifyRow, ...]
+    said: tuple[str, ...]
+    markdown: str
+    ablate: bool
+    exit_status: int
+
+
+class HuntHang(_Document):
+    """One kind of hang."""
+
+    identity: str
+    class_: str = Field(alias="class")
+    cause: str | None
+    signature: str | None
+    first_trial: int
+    hangs: int
+
+
+class HuntDocument(_Document):
+    """``dsv4-repro hunt PLAN --json``. ``kinds``: how trials ended -> how many; ``compared``: against an earlier campaign."""
+
+    schema_: Literal["dsv4-repro/hunt/1"] = Field(alias="schema")
+    outcome: _Outcome
+    ended_by: str
+    name: str
+    trials: int
+    kinds: dict[str, int]
+    windows_reached: int
+    hangs: tuple[HuntHang, ...]
+    factors: dict[str, dict[str, dict[str, int]]]
+    compared: tuple[dict[str, Any], ...] | None
+    store: str
+    exit_status: int
+
+
+class MinimiseDocument(_Document):
+    """``dsv4-repro minimise RUN --json``, and ``minimised.json``."""
+
+    schema_: Literal["dsv4-repro/minimise/1"] = Field(alias="schema")
+    outcome: Literal["hang"]
+    identity: str
+    confidence: dict[str, Any]
+    plan: dict[str, Any]
+    case: dict[str, Any]
+    launch: dict[str, Any]
+    candidates: int
+    trials: int
+    steps: tuple[str, ...]
+
+
+class BisectDocument(_Document):
+    """``dsv4-repro bisect --json``. ``between``: builds between the two neighbours that could not be judged."""
+
+    schema_: Literal["dsv4-repro/bisect/1"] = Field(alias="schema")
+    outcome: Literal["clean", "inconclusive"]
+    predicate: Literal["hang", "audit", "present"]
+    before: str | None
+    after: str | None
+    becomes: Literal["good", "bad"] | None
+    between: tuple[str, ...]
+    why_not: str
+    steps: tuple[dict[str, str], ...]
+    exit_status: int
