@@ -6,12 +6,14 @@ defect of ours: 70, a short text, and the traceback in a file (on the screen wit
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from ..errors import OurFaultError, ReproError
@@ -91,6 +93,20 @@ def _unexpected(error: BaseException, *, as_json: bool) -> int:
     return OUR_FAULT
 
 
+def _about_out(error: BaseException, arguments: Sequence[str]) -> ReproError | None:
+    """The typed error where a verb could not write to the ``--out`` it was given (a file, a full or read-only disk): no defect."""
+    words = [word for argument in arguments for word in (argument.split("=", 1) if argument.startswith("--out=") else [argument])]
+    given = [Path(value).absolute() for word, value in itertools.pairwise(words) if word == "--out"]
+    if not isinstance(error, OSError) or not isinstance(error.filename, str | os.PathLike):
+        return None
+    where = Path(os.fsdecode(error.filename)).absolute()
+    if not any(where.is_relative_to(out) or out.is_relative_to(where) for out in given):
+        return None
+    from .atomic import disk_error
+
+    return disk_error(error, where, "write")
+
+
 def _interrupted(*, as_json: bool) -> int:
     message = "interrupted; what was written so far is kept"
     _say(f"dsv4-repro: {message}")
@@ -136,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if as_json:
                 _error_document("UsageError", str(getattr(error, "message", error)), "See: dsv4-repro --help", USAGE)
             return USAGE
+        refused = _about_out(error, arguments)
+        if refused is not None:
+            return _report_error(refused, as_json=as_json)
         if type(error).__name__ == "Abort":  # what the command line library makes of Ctrl-C
             return _interrupted(as_json=as_json)
         return _unexpected(error, as_json=as_json)

@@ -240,3 +240,24 @@ def test_ctrl_c_says_so_wherever_it_was_caught_and_with_json_in_a_document(
     captured = capsys.readouterr()
     assert captured.err == "dsv4-repro: interrupted; what was written so far is kept\n"
     assert json.loads(captured.out)["exit_status"] == 130
+
+
+@pytest.mark.parametrize("form", ["--out {}", "--out={}"])
+@pytest.mark.parametrize("inner", ["", "x.json"])
+def test_an_out_that_cannot_be_written_is_no_fault_of_ours(
+    raising: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str, inner: str
+) -> None:
+    out = tmp_path / "file"
+    raising(FileExistsError(17, "File exists", out / inner))
+    assert main(["verify", "drain", *form.format(out).split()]) == 5
+    assert capsys.readouterr().err == f"dsv4-repro: {out / inner}: cannot write: File exists\n  Write elsewhere: --out DIR\n"
+
+
+@pytest.mark.parametrize("arguments", [["verify", "drain"], ["verify", "drain", "--out", "elsewhere"]])
+def test_any_other_failure_to_write_stays_our_fault(
+    raising: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    raising(FileExistsError(17, "File exists", tmp_path / "file"))
+    assert main(arguments) == 70
+    assert "our own fault" in capsys.readouterr().err
