@@ -131,7 +131,7 @@ class Rig:
         self.said = Said()
         self.agent: Any = None
         settings = Settings(agent=True, guard=False, rescue=rescue, row_states=True, folder=folder)
-        self.recorder = Recorder(self.said, self.ring, lambda: self.agent.start())
+        self.recorder = Recorder(self.said, self.ring, self.start)
         self.guard = Guard(self.said, wanted=False)
         self.guard.needed = needed
         hooks = Hooks(self.said, self.recorder, self.guard, row_states=True)
@@ -141,6 +141,9 @@ class Rig:
         self.folder = folder
         self.event = 0
         self.recorder._record_event = lambda step: SimpleNamespace(cuda_event=self.event)
+
+    def start(self) -> None:
+        self.agent.start()
 
     def ring(self, runner: Any) -> Ring:
         return Ring(self.folder, slots=16, rank=0, device=0, vllm="0.23.0", agent="0.1.0")
