@@ -1,4 +1,4 @@
-"""For which rows the candidate buffers of releases 0.20.0 to 0.32.0 overflow: expected crowd of the k-th value's bin, as a table.
+"""For which rows the candidate buffers of releases 0.20.2 to 0.32.0 overflow: expected crowd of the k-th value's bin, as a table.
 
 A row's values are taken as normal with a mean and a deviation; what decides is their ratio and where the mean lies in its
 octave, for bins are of half precision. Expected counts, computed; interpreting release 0.27.1 confirms
