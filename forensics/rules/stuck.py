@@ -57,6 +57,18 @@ def rule_power(view: View) -> Iterator[Finding]:
         yield contradicted(rule, "gpu-crossrank-spin", "no kernel is resident: the GPUs are idle", refs)
         yield contradicted(rule, "collective-stuck", "no kernel is resident: the GPUs are idle", refs)
         return
+    states = {run.state for run in view.flow.stats}
+    if spin and working and states & {"frozen", "silent"} and "flowing" in states:
+        # Data parallel: one engine stands and another serves, and so do the GPUs. Which GPU is whose was not read.
+        reading = "; ".join(f"{gpu.label}: {gpu.reading()}" for gpu in spin[:4])
+        yield supported(
+            rule,
+            "gpu-kernel-stuck",
+            WEAK,
+            f"one engine stands and another serves, while {reading} and other GPUs move memory",
+            refs,
+        )
+        return
     if working and not spin:
         yield contradicted(rule, "gpu-kernel-stuck", "the GPUs move memory", refs, WEAK)
         yield contradicted(rule, "gpu-spin-barrier", "the GPUs move memory", refs, WEAK)

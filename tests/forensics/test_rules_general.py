@@ -177,7 +177,7 @@ def test_a_peer_is_behind_only_if_its_gpu_is_seen_idle(idle: bool, cause: str | 
         "   0x7fab10008820 <cross_device_reduce_1stage+2080>:\t@P0 BRA 0x7fab10008800\n"
     )
     worker = (
-        '=== py-spy rank 1 ===\nProcess 52: VLLM::Worker_TP1\nPython v3.12.3 (/usr/bin/python3.12)\n\n'
+        "=== py-spy rank 1 ===\nProcess 52: VLLM::Worker_TP1\nPython v3.12.3 (/usr/bin/python3.12)\n\n"
         'Thread 52 (idle): "MainThread"\n'
         "    dequeue (vllm/distributed/device_communicators/shm_broadcast.py:808)\n"
         "    worker_busy_loop (vllm/v1/executor/multiproc_executor.py:957)\n"
@@ -196,3 +196,20 @@ def test_a_peer_is_behind_only_if_its_gpu_is_seen_idle(idle: bool, cause: str | 
 def test_a_grid_sync_timeout_may_be_of_one_gpu() -> None:
     found = judge('Assertion failed: /x/deep_gemm/comm/barrier.cuh:45, condition: false and "Grid sync timeout"\n')
     assert (found.class_, found.confidence) == ("gpu-crossrank-spin", "low")
+
+
+@pytest.mark.parametrize("stuck_engine", [0, 1])
+def test_one_engine_of_several_with_its_gpu_full(stuck_engine: int) -> None:
+    log = "".join(
+        stats(2, 0.0 if engine == stuck_engine and second else 80.0, 3, 0, second).replace("Engine 000", f"Engine 00{engine}")
+        for second in (0, 10, 20, 30)
+        for engine in (0, 1)
+    )
+    gpus = "=== nvidia-smi csv ===\n" + "".join(
+        f"2026/03/01 10:02:{second}.000, {engine}, P0, 100 %, {0 if engine == stuck_engine else 44} %, 1980 MHz, "
+        f"{130 if engine == stuck_engine else 560}.00 W, 45\n"
+        for second in (12, 32)
+        for engine in (0, 1)
+    )
+    assert (judge(log + gpus).class_, judge(log + gpus).confidence) == ("gpu-kernel-stuck", "low")
+    assert judge(log).class_ == "unknown"
