@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import OurFaultError, ReproError
+from ..errors import OurFaultError, ReproError, UnavailableError
 from .exits import INTERRUPTED, OUR_FAULT, USAGE
 
 __all__ = ["main"]
@@ -122,6 +122,17 @@ def _reader_gone() -> int:
     return _SIGPIPE
 
 
+def _output_lost(error: OSError) -> int | None:
+    """The status where standard output cannot take what was to be written to it (a full disk); None where that is not it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _reader_gone()
+        _say(f"dsv4-repro: standard output cannot be written: {error.strerror or error}")
+        return UnavailableError.exit_status
+    return None
+
+
 def _run(arguments: list[str]) -> int:
     from .cli import build
 
@@ -136,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _soften(sys.stdout)
     _soften(sys.stderr)
     try:
-        return _run(arguments)
+        status = _run(arguments)
+        return _interrupted(as_json=as_json) if status == INTERRUPTED else status  # the library turns Ctrl-C into this status
     except KeyboardInterrupt:
         return _interrupted(as_json=as_json)
     except ReproError as error:
@@ -144,8 +156,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as error:  # the command line library ends so when it meets a closed pipe
+        if error.code == INTERRUPTED:
+            return _interrupted(as_json=as_json)
         return _reader_gone() if error.code == 1 else error.code if isinstance(error.code, int) else OUR_FAULT
     except Exception as error:
+        if isinstance(error, OSError) and (status := _output_lost(error)) is not None:
+            return status
         show = getattr(error, "show", None)
         if callable(show) and hasattr(error, "exit_code"):  # a usage error of the command line library, vendored or not
             show()

@@ -230,7 +230,7 @@ def test_a_real_ctrl_c_is_130(tmp_path: Path) -> None:
     assert b"Traceback" not in err
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), type("Abort", (RuntimeError,), {})()])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(130), type("Abort", (RuntimeError,), {})()])
 def test_ctrl_c_says_so_wherever_it_was_caught_and_with_json_in_a_document(
     raising: Any, capsys: pytest.CaptureFixture[str], error: BaseException
 ) -> None:
@@ -261,3 +261,14 @@ def test_any_other_failure_to_write_stays_our_fault(
     raising(FileExistsError(17, "File exists", tmp_path / "file"))
     assert main(arguments) == 70
     assert "our own fault" in capsys.readouterr().err
+
+
+def test_ctrl_c_inside_a_verb_says_so_through_the_command_line_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*_arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsv4_repro.repro.drain_run.run_drain", pressed)
+    assert main(["run", "drain"]) == 130
+    assert "dsv4-repro: interrupted; what was written so far is kept" in capsys.readouterr().err
