@@ -157,12 +157,15 @@ def rule_collective_stuck(view: View) -> Iterator[Finding]:
                     rule, "collective-desync", FAIR, f"the ranks are in different collectives: {', '.join(sorted(names))}", refs
                 )
                 return
-            strength = STRONG if equal or transport else FAIR
+            # How many ranks there are must come from somewhere else than from those that were looked at.
+            counted = view.world is not None or len({g.index for g in view.gpus if g.index is not None}) == len(inside)
+            strength = STRONG if equal or transport else FAIR if counted else WEAK
+            which = f"all {len(inside)} ranks" if counted or equal else f"the {len(inside)} ranks that were looked at"
             yield supported(
                 rule,
                 "collective-stuck",
                 strength,
-                f"{', '.join(sorted(names))} is resident on all {len(inside)} ranks and does not end",
+                f"{', '.join(sorted(names))} is resident on {which} and does not end",
                 refs,
                 cause,
             )

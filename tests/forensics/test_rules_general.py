@@ -162,8 +162,15 @@ def resident(rank: int, kernel: str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 def test_a_gap_in_the_ranks_is_a_rank_that_was_not_read() -> None:
-    every = judge(resident(0) + resident(1) + resident(2))
-    assert (every.class_, every.confidence) == ("collective-stuck", "medium")
+    seen = judge(resident(0) + resident(1) + resident(2))
+    assert (seen.class_, seen.confidence) == ("collective-stuck", "low"), "there may be a rank 3"
+    gpus = "=== nvidia-smi csv ===\n" + "".join(
+        f"2026/03/01 10:0{minute}:00.000, {rank}, P0, 100 %, 0 %, 1980 MHz, 130.00 W, 45\n"
+        for minute in (0, 1)
+        for rank in range(3)
+    )
+    every = judge(resident(0) + resident(1) + resident(2) + gpus)
+    assert (every.class_, every.confidence) == ("collective-stuck", "medium"), "three GPUs, three ranks"
     gap = judge(resident(0) + resident(1) + resident(3))
     assert gap.confidence == "low", "rank 2 may be held by a kernel of its own"
 
