@@ -158,12 +158,18 @@ def _finish(origin: str, key: str, entry: Entry, arch: int | None, cache: Releas
     return found
 
 
+#: Said of a library in which there is no GPU code, or none that can be read.
+_NO_CODE = "(it carries no GPU code at all)"
+
+
 def _require_kernel(origin: str, entry: Entry) -> None:
     if entry.cubins:
         return
     looked = ", ".join(entry.searched) or "nothing that could hold GPU code"
     version = as_version(entry.release)
     hint = "; the first release with one is 0.20.0" if version is not None and version < Version("0.20.0") else ""
+    if all(name.endswith(_NO_CODE) for name in entry.searched):  # then it was not shown to be absent from vLLM's GPU code
+        raise KernelNotFoundError(f"{origin}: no GPU code that could be read, so no {KERNEL.decode()}: {looked}{hint}")
     raise KernelNotFoundError(f"{origin}: no {KERNEL.decode()} in {looked}{hint}")
 
 
@@ -219,11 +225,11 @@ def _from_wheel(
         members=members,
     )
     for name in [*likely, *rest]:
-        searched.append(name)
         path = folder / "library.so"
         with path.open("wb") as stream:
             digest = wheel.extract(name, stream, what=f"{opened.source}: {name}")
-        found = _search_library(path, name, folder, strict=False)
+        found = _search_library(path, name, folder, strict=False) if path.stat().st_size else {}
+        searched.append(name if found or _carries_code(path, name) else f"{name} {_NO_CODE}")
         path.unlink()
         if found:
             cubins = _keep_all(found, cache)
@@ -231,6 +237,15 @@ def _from_wheel(
                 update={"library": name, "library_sha256": digest, "cubins": cubins, "searched": tuple(searched)}
             )
     return entry.model_copy(update={"searched": tuple(searched)})
+
+
+def _carries_code(path: Path, name: str) -> bool:
+    """Whether a library holds any GPU code at all; one that cannot be read does not show that the kernel is absent."""
+    try:
+        with open_image(path) as data:
+            return bool(list_entries(data, name))
+    except CubinError:
+        return False
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -339,7 +354,7 @@ def _from_local_object(path: Path, cache: ReleaseCache) -> Entry:
     elif carries:
         with cache.work_folder() as folder:
             found = _search_library(path, path.name, Path(folder), strict=True)
-    what = path.name if cubin or carries else f"{path.name} (it carries no GPU code at all)"
+    what = path.name if cubin or carries else f"{path.name} {_NO_CODE}"
     return Entry(source=path.name, verified="as given", library=path.name, cubins=_keep_all(found, cache), searched=(what,))
 
 

@@ -168,9 +168,9 @@ def open_target(
     if text.startswith(("http://", "https://")):
         return _url(text, arch, progress)
     released = "==" in text and not Path(text).exists()
-    kernels, absent = _kernels(text, arch, progress)
-    members: Mapping[str, bytes] = {}
     unread: list[Unread] = []
+    kernels, absent = _kernels(text, arch, progress, unread)
+    members: Mapping[str, bytes] = {}
     if released or text == "installed" or text.endswith(".whl"):
         try:
             members = release_members(text, MEMBER_PATTERNS, progress=progress)
@@ -183,13 +183,16 @@ def open_target(
     return OpenedTarget(text, identity, kernels, members, unread, absent)
 
 
-def _kernels(text: str, arch: int | None, progress: Progress | None) -> tuple[ShippedKernels | None, str]:
-    """The kernels, or None with the reason where the build simply has none."""
+def _kernels(text: str, arch: int | None, progress: Progress | None, unread: list[Unread]) -> tuple[ShippedKernels | None, str]:
+    """The kernels, or None with the reason where the build simply has none; where it has no GPU code at all, that is unread."""
     try:
         return shipped_kernels(text, arch=arch, progress=progress), ""
     except KernelNotFoundError as error:
         if _holds_no_kernel(error):
             return None, str(error)
+        if "no GPU code that could be read" in str(error):
+            unread.append(Unread(what="the build's GPU code", why=str(error), remedy="Audit a wheel of vLLM for CUDA."))
+            return None, ""
         raise
 
 
@@ -294,7 +297,10 @@ def _url(text: str, arch: int | None, progress: Progress | None) -> OpenedTarget
     from ...kernels.package_index import Candidate, pip_settings, shown
     from ...kernels.releases import open_wheel
 
-    name = unquote(urlsplit(text).path.rsplit("/", 1)[-1])
+    try:
+        name = unquote(urlsplit(text).path.rsplit("/", 1)[-1])
+    except ValueError as error:
+        raise UsageError(f"{ascii(text)[:200]} is no address: {error}") from None
     try:
         project, version, build, tags = parse_wheel_filename(name)
     except InvalidWheelFilename:
