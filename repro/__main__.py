@@ -6,6 +6,7 @@ defect of ours: 70, a short text, and the traceback in a file (on the screen wit
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -52,8 +53,12 @@ def _error_document(kind: str, message: str, help_text: str, status: int) -> Non
         "help": help_text,
         "exit_status": status,
     }
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+    except OSError as error:  # nobody reads, or the disk is full: the sentence on standard error has to do
+        _reader_gone()
+        _say(f"dsv4-repro: the error document could not be written: {error.strerror}")
 
 
 def _report_error(error: ReproError, *, as_json: bool) -> int:
@@ -123,14 +128,12 @@ def _reader_gone() -> int:
 
 
 def _output_lost(error: OSError) -> int | None:
-    """The status where standard output cannot take what was to be written to it (a full disk); None where that is not it."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _reader_gone()
-        _say(f"dsv4-repro: standard output cannot be written: {error.strerror or error}")
-        return UnavailableError.exit_status
-    return None
+    """The status where the disk behind standard output is full; None where that is not it. Files of ours carry their name."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or error.filename is not None:
+        return None
+    _reader_gone()
+    _say(f"dsv4-repro: the output could not be written: {error.strerror}")
+    return UnavailableError.exit_status
 
 
 def _run(arguments: list[str]) -> int:
@@ -147,8 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _soften(sys.stdout)
     _soften(sys.stderr)
     try:
-        status = _run(arguments)
-        return _interrupted(as_json=as_json) if status == INTERRUPTED else status  # the library turns Ctrl-C into this status
+        ended = _run(arguments)
+        return _interrupted(as_json=as_json) if ended == INTERRUPTED else ended  # the library turns Ctrl-C into this status
     except KeyboardInterrupt:
         return _interrupted(as_json=as_json)
     except ReproError as error:
