@@ -12,7 +12,9 @@ prefilled, waiting requests join as soon as a slot is free); every live request 
 from __future__ import annotations
 
 import json
+import os
 import random
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -243,7 +245,9 @@ def schema() -> dict[str, Any]:
 def load_plan(path: Path) -> DrainPlan:
     """A plan from a ``.toml`` file or a JSON file of at most 1 MiB. PlanError names the file, the field and the value."""
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:  # a pipe would block
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise PlanError(f"{path}: not a regular file")
             raw = stream.read(MAX_PLAN_BYTES + 1)
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror or error}") from None
