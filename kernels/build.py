@@ -165,6 +165,14 @@ def _check_architecture(sm: int) -> None:
         raise KernelNotFoundError(f"NVRTC {compiler_version()} does not compile for sm_{sm}", help_text=f"It compiles for {listed}")
 
 
+def _out_buffer(size: int) -> bytes:
+    """Zeroed bytes for NVRTC to write into, at least two: Python shares its objects of no and of one byte, and the log of a
+    compilation without a word is one byte long. Written into, that is the end of ``b" "`` or ``b"\\0"`` in the whole process
+    (seen on a GPU machine: templates that no longer compiled).
+    """
+    return bytes(max(size, 2))
+
+
 def _compile(source: bytes, name: str, sm: int, expressions: Sequence[str], options: Sequence[str]) -> Compiled:
     nvrtc = _nvrtc()
 
@@ -179,13 +187,14 @@ def _compile(source: bytes, name: str, sm: int, expressions: Sequence[str], opti
             must(nvrtc.nvrtcAddNameExpression(program, expression.encode()), f"naming {expression}")
         arguments = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
-        log = b" " * must(nvrtc.nvrtcGetProgramLogSize(program), "reading the log's size")
+        log = _out_buffer(must(nvrtc.nvrtcGetProgramLogSize(program), "reading the log's size"))
         must(nvrtc.nvrtcGetProgramLog(program, log), "reading the log")
         said = log.rstrip(b"\0 \n").decode("utf-8", "replace")
         if int(status) != 0:
             raise BuildError(f"{name} does not compile for sm_{sm} ({status})", said)
         lowered = tuple(must(nvrtc.nvrtcGetLoweredName(program, item.encode()), "a lowered name").decode() for item in expressions)
-        cubin = b" " * must(nvrtc.nvrtcGetCUBINSize(program), "reading the cubin's size")
+        size = must(nvrtc.nvrtcGetCUBINSize(program), "reading the cubin's size")
+        cubin = _out_buffer(size)
         must(nvrtc.nvrtcGetCUBIN(program, cubin), "reading the cubin")
     finally:
         nvrtc.nvrtcDestroyProgram(program)

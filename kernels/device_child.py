@@ -32,7 +32,7 @@ from .driver import CudaCallError, Driver
 __all__ = ["HEARTBEAT_S", "be_a_good_child", "main", "serve", "setup_of"]
 
 #: While a step is pending, how often the child says so, seconds.
-HEARTBEAT_S = 0.02
+HEARTBEAT_S = 0.004
 #: For how long after a launch the child polls without pause, seconds: a healthy step is over by then.
 _SPIN_S = 0.003
 _PR_SET_PDEATHSIG = 1

@@ -35,7 +35,7 @@ CHILD_MODULES = {"driver": "dsv4_repro.kernels.device_child", "op": "dsv4_repro.
 _HELLO_S = 60.0
 _PREPARE_S = 120.0
 #: The watchdog looks from so long after a launch: healthy steps are over by then, seconds.
-_LOOK_AFTER_S = 0.02
+_LOOK_AFTER_S = 0.004
 #: After the child's end the card is given so long to show idle, seconds (NVML averages over up to 1 s).
 _IDLE_WAIT_S = 3.0
 _IDLE_PERCENT = 10

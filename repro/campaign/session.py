@@ -34,8 +34,8 @@ __all__ = ["TRIAL_FLOOR_S", "TrialSession", "device_of", "harmless", "steps_to_r
 #: On a GPU a step of a trial is first taken for hung after 50 x the median healthy step and at least so long, seconds (``run``
 #: waits 0.25 s). That alone is not believed: the arrival counters must stand in the middle of a barrier, twice the same; else the
 #: step gets its whole time-out to end by itself, and one that does is told as slow ("other"), never as a hang.
-TRIAL_FLOOR_S = 0.02
-_BETWEEN_LOOKS_S = 0.005
+TRIAL_FLOOR_S = 0.008
+_BETWEEN_LOOKS_S = 0.002
 _LOOK_EVERY_S = 0.1
 
 Emit = Callable[..., None]
