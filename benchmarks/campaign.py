@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def part_sqlite(_arguments: Any) -> dict[str, Any]:
         began = time.monotonic()
         with CampaignStore.create(Path(name) / "c", plan) as store:
             for start in range(0, 10**6, 10_000):
-                rows = []
+                rows: list[tuple[int, int, Mapping[str, Any], TrialResult, str]] = []
                 for number in range(start, start + 10_000):
                     hang = number % 20 == 0
                     kind: Any = "hang" if hang else "clean"

@@ -101,8 +101,8 @@ class Verdict(_Record):
 class Wait(_Record):
     """One CTA that waits: the equation ``value comparison target`` that is false, and where its words lie.
 
-    ``pc_offset``: bytes from the function's start. ``address``: of the polled word, as hex, None if not known. ``value``: as loaded.
-    ``instructions``: the loop's instructions (offset, text) that prove the equation. ``role``: leader, peer or None.
+    ``pc_offset``: bytes from the function's start. ``address``: of the polled word, as hex, None if not known. ``value``: as
+    loaded. ``instructions``: the loop's instructions (offset, text) that prove the equation. ``role``: leader, peer or None.
     """
 
     kernel: str

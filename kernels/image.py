@@ -17,7 +17,8 @@ def sha256_hex(data: bytes) -> str:
 class KernelImage:
     """A cubin and the one function in it that was chosen.
 
-    ``origin``: ``builtin``, ``builtin:guard``, ``vllm==0.27.1``, ``installed`` or a path, as the user would write it after ``--kernel``.
+    ``origin``: ``builtin``, ``builtin:guard``, ``vllm==0.27.1``, ``installed`` or a path, as the user would write it after
+    ``--kernel``.
     ``function``: the mangled name in the cubin's symbol table. ``params_base``: byte offset of the parameters in constant bank 0;
     ``params_size``: their size in bytes; ``static_smem``: bytes of static shared memory; all read from the cubin's own metadata.
     ``guarded``: whether the row length is known to be bounded before use; None if not known (shipped code: the audit decides).
