@@ -30,6 +30,9 @@ Ended = Literal["clean", "terminated", "killed", "survived"]
 #: Variables that would change what is observed: launches that wait, exceptions that freeze the device.
 _UNWANTED = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_WAITS_ON_EXCEPTION", "CUDA_ENABLE_COREDUMP_ON_EXCEPTION")
 
+#: What the child left in its group has so long between SIGTERM and SIGKILL, seconds.
+_GROUP_GRACE_S = 0.2
+
 
 class ChildGoneError(InconclusiveError):
     """The child ended while an answer was awaited. ``status``: exit status, negative for a signal, None if not known."""
@@ -107,9 +110,13 @@ class Child:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument or a variable
             ours.close()
-            raise InconclusiveError(f"the child process cannot be started: {error.strerror or error}") from error
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            raise InconclusiveError(f"the child process cannot be started: {why}") from error
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return cls(process, Channel(ours), folder, clock)
@@ -128,12 +135,14 @@ class Child:
         return process_state(self.pid)
 
     def stderr_tail(self, size: int = 2000) -> str:
-        """The end of what it wrote to stderr."""
+        """The last ``size`` bytes of what it wrote to stderr; no more than those are read."""
         try:
-            data = self.stderr_path.read_bytes()
+            with self.stderr_path.open("rb") as stream:
+                stream.seek(max(stream.seek(0, os.SEEK_END) - size, 0))
+                data = stream.read(size)
         except OSError:
             return ""
-        return data[-size:].decode("utf-8", "replace").strip()
+        return data.decode("utf-8", "replace").strip()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """ChildGoneError if nobody takes it."""
@@ -179,7 +188,10 @@ class Child:
                 )
 
     def close(self, *, ask: bool = True, grace_s: float = 2.0, kill_wait_s: float = 10.0) -> Ended:
-        """End it and everything in its process group: by request, then SIGTERM, then SIGKILL, then say that it survived."""
+        """End it and everything in its process group: by request, then SIGTERM, then SIGKILL, then say that it survived.
+
+        What it left in its group when it ended is ended too; the answer is how the child itself ended.
+        """
         if self.ended is not None and self.ended != "survived":
             return self.ended
         how: Ended = "clean"
@@ -199,13 +211,37 @@ class Child:
             self._wait(grace_s if number == signal.SIGTERM else kill_wait_s)
         if self._process.poll() is None:
             how = "survived"
+        else:
+            self._end_group()
         self.ended = how
         return how
+
+    def _end_group(self) -> None:
+        """SIGTERM, then SIGKILL for what outlived the child in its group.
+
+        While a group has members the kernel gives its number to no new process, so a process of that number, now that the child
+        is reaped, means that the group is empty and the number somebody else's.
+        """
+        grace = Deadline(_GROUP_GRACE_S, self._clock)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process_state(self.pid) is not None or not _signal_group(self.pid, number):
+                return
+            while number == signal.SIGTERM and _signal_group(self.pid, 0) and not grace.expired:
+                self._clock.sleep(0.005)
 
     def _wait(self, seconds: float) -> None:
         deadline = Deadline(seconds, self._clock)
         while self._process.poll() is None and not deadline.expired:
             self._clock.sleep(0.005)
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Send it; False when the group has no member that can be told."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _how(status: int | None) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ..forensics.collect.gpm import GpmSample
 from ..forensics.collect.host_stacks import HostStackCollector
 from ..forensics.collect.kernel_log import KernelLogCollector
 from ..forensics.collect.nvml import NvmlDevice
-from ..forensics.collect.proc import ProcCollector
+from ..forensics.collect.proc import ProcCollector, process_state
 from ..forensics.device_state import CodeImage, DeviceState, GridState, Unread
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
 from ..kernels.plan import LaunchPlan
@@ -33,10 +34,14 @@ from .child import Child
 from .gpu_collectors import GpuSnapshotCollector, RowStateCollector
 from .ground import Artefact, CaptureOutcome, Emit, GroundRequest
 
-__all__ = ["DebuggerProbe", "GpuCapture"]
+__all__ = ["DebuggerProbe", "GpuCapture", "copy_ends"]
 
 #: After its target's end a debugger that was left alone is given so long to end by itself, seconds.
 _DEBUGGER_GRACE_S = 5.0
+#: And so long after SIGKILL, seconds.
+_DEBUGGER_KILL_WAIT_S = 5.0
+#: Of the child's stderr at most so much of its beginning and of its end is kept as evidence, bytes.
+_STDERR_HEAD, _STDERR_TAIL = 1 << 20, 7 << 20
 
 
 class DebuggerProbe:
@@ -116,19 +121,28 @@ class GpuCapture:
         if allow_dump:
             self._take_dump(folder, step)
         if self.child.stderr_path.exists():
-            shutil.copyfile(self.child.stderr_path, folder / "child.err")
+            copy_ends(self.child.stderr_path, folder / "child.err")
         return self._outcomes
 
-    def end_debuggers(self) -> None:
-        """After the child's end: a debugger that had to be left alone has nothing to hold any more, and may be ended."""
+    def end_debuggers(self) -> list[str]:
+        """After the child's end: a debugger that had to be left alone has nothing to hold any more, and may be ended.
+
+        One that outlives SIGKILL (it hangs in the driver, state D) is not waited for: a sentence for each is returned.
+        """
+        survivors = []
         for debugger in self.left_debuggers:
             deadline = Deadline(_DEBUGGER_GRACE_S, self.clock)
             while debugger.poll() is None and not deadline.expired:
                 self.clock.sleep(0.05)
             if debugger.poll() is None:
                 debugger.kill()
-                debugger.wait()
+                try:
+                    debugger.wait(timeout=_DEBUGGER_KILL_WAIT_S)
+                except subprocess.TimeoutExpired:
+                    state = process_state(debugger.pid) or "not known"
+                    survivors.append(f"the debugger {debugger.pid} outlived SIGKILL (state {state})")
         self.left_debuggers = []
+        return survivors
 
     def _take(self, collector: Collector) -> Collected:
         self._emit("collecting", collector=collector.name, disturbance=collector.disturbance, deadline_s=collector.deadline_s)
@@ -214,6 +228,20 @@ class GpuCapture:
         if code is None and kernel.cubin and self.request.options.get("via", "driver") == "driver":
             code = CodeImage(kernel.cubin, kernel.function, sm=kernel.sm)
         return dataclasses.replace(grid, params=grid.params or self._params or None, code=code)
+
+
+def copy_ends(source: Path, target: Path, *, head: int = _STDERR_HEAD, tail: int = _STDERR_TAIL) -> None:
+    """Copy a text file that may still grow: whole up to ``head + tail`` bytes, else both ends and a line that says what is cut."""
+    with source.open("rb") as reading, target.open("wb") as writing:
+        size = reading.seek(0, os.SEEK_END)
+        reading.seek(0)
+        if size <= head + tail:
+            writing.write(reading.read(size))
+            return
+        writing.write(reading.read(head))
+        writing.write(f"\n[dsv4-repro: {size - head - tail} of {size} bytes are left out here]\n".encode())
+        reading.seek(size - tail)
+        writing.write(reading.read(tail))
 
 
 def _counters(states: Collected) -> list[int]:

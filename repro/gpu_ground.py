@@ -413,10 +413,12 @@ class GpuGround:
             self._remove_work()
             return CloseOutcome("clean", None, "nothing was started")
         how = child.close()
+        survivors = []
         if self._capture is not None:
-            self._capture.end_debuggers()
+            survivors = self._capture.end_debuggers()
             self._capture = None
         idle, detail = self._left_as_found(child.pid)
+        detail = "; ".join([*survivors, detail])
         if how != "survived":
             self._remove_work()
         else:

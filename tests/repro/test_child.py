@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -134,6 +135,33 @@ def test_one_that_cannot_be_started(tmp_path: Path) -> None:
         Child.spawn("", [], tmp_path, command=["/nowhere/python"])
 
 
+@pytest.mark.parametrize("error", [ValueError("embedded null byte"), OSError(7, "too long"), KeyboardInterrupt()])
+def test_no_descriptor_is_left_by_one_that_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise error
+
+    pairs: list[socket.socket] = []
+    make = socket.socketpair
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        made = make()
+        pairs.extend(made)
+        return made
+
+    monkeypatch.setattr(socket, "socketpair", pair)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InconclusiveError):
+        Child.spawn("", [], tmp_path)
+    assert [end.fileno() for end in pairs] == [-1, -1]
+
+
+def test_a_zero_byte_in_an_argument_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InconclusiveError, match="cannot be started: .*null byte"):
+        Child.spawn("", ["a\0b"], tmp_path)
+
+
 def test_ending_goes_from_asking_to_terminating_to_killing(spawn: Callable[..., Child]) -> None:
     deaf = spawn("channel.send({'type': 'hello'})\ntime.sleep(60)")
     deaf.await_message("hello", 10)
@@ -167,6 +195,53 @@ def test_its_own_children_go_with_it(spawn: Callable[..., Child]) -> None:
     while process_state(grandchild) not in (None, "Z") and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process_state(grandchild) in (None, "Z")
+
+
+@pytest.mark.parametrize("reached_by", ["SIGTERM", "only SIGKILL"])
+def test_what_a_child_leaves_in_its_group_when_it_ends_cleanly_is_ended_too(spawn: Callable[..., Child], reached_by: str) -> None:
+    deaf = "" if reached_by == "SIGTERM" else "trap '' TERM; "
+    child = spawn(
+        f"import subprocess\np = subprocess.Popen(['sh', '-c', \"{deaf}echo; while :; do sleep 0.1; done\"], stdout=subprocess.PIPE)\n"
+        "p.stdout.read(1)\nchannel.send({'type': 'hello', 'grandchild': p.pid})\n"
+        "while channel.receive(0.2) is None: pass\nos._exit(0)"
+    )
+    grandchild = int(child.await_message("hello", 10)["grandchild"])
+    assert process_state(grandchild) not in (None, "Z")
+    assert child.close(grace_s=5) == "clean", "the answer is how the child itself ended"
+    assert child.status == 0
+    deadline = time.monotonic() + 5
+    while process_state(grandchild) not in (None, "Z") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process_state(grandchild) in (None, "Z")
+
+
+def test_a_group_number_that_is_somebody_elses_by_now_is_left_alone(
+    spawn: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = spawn("os._exit(0)")
+    while child.status is None:
+        time.sleep(0.01)
+    sent: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda _group, number: sent.append(number))
+        patch.setattr("dsv4_repro.repro.child.process_state", lambda _pid: "S")
+        assert child.close() == "clean"
+    assert sent == []
+
+
+def test_the_tail_of_stderr_reads_only_the_tail(spawn: Callable[..., Child]) -> None:
+    child = spawn("os._exit(0)")
+    while child.status is None:
+        time.sleep(0.01)
+    with child.stderr_path.open("wb") as stream:
+        stream.truncate(1 << 40)  # sparse: nobody reads this whole
+        stream.seek(0, os.SEEK_END)
+        stream.write(b"the last words\n")
+    assert child.stderr_tail(15) == "the last words"
+    child.stderr_path.write_bytes(b"short\n")
+    assert child.stderr_tail() == "short"
+    child.stderr_path.unlink()
+    assert child.stderr_tail() == ""
 
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
