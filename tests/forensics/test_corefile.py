@@ -19,10 +19,16 @@ from dsv4_repro.forensics.compare import compare_states
 from dsv4_repro.forensics.corefile import INTERPRETER, open_core, read_core
 from dsv4_repro.forensics.coretables import CTA, DEVICE, GRID, LANE, SM, WARP, Kind
 from dsv4_repro.forensics.corewriter import CoreOptions, write_core
-from dsv4_repro.forensics.device_state import DeviceState
+from dsv4_repro.forensics.device_state import CtaState, DeviceState, GridState
 from dsv4_repro.kernels.disasm import disassemble
 
 SHDR = struct.Struct("<IIQQQQIIQQ")
+
+
+def ctas_of(grid: GridState) -> tuple[CtaState, ...]:
+    """The CTAs of a grid whose CTAs were read."""
+    assert grid.ctas is not None
+    return grid.ctas
 
 
 @pytest.fixture
@@ -77,7 +83,9 @@ def test_the_cut_function_is_the_same_in_every_run(scene: Any, tmp_path: Path) -
         grid = state.grids[0]
         moved = dataclasses.replace(grid, code=dataclasses.replace(grid.code, entry=entry))
         path = write_core(tmp_path / f"{index}.nvcudmp", dataclasses.replace(state, grids=(moved,)))
-        cuts.append(read_core(path).grids[0].code)
+        code = read_core(path).grids[0].code
+        assert code is not None
+        cuts.append(code)
     assert cuts[0].entry != cuts[1].entry
     assert cuts[0].cubin == cuts[1].cubin
 
@@ -167,7 +175,7 @@ def test_several_devices_and_grids(scene: Any, dump: Callable[..., Path]) -> Non
     state = dataclasses.replace(base, grids=others, devices={0: ("A", 90, 132), 2: ("B", 90, 132)})
     back = read_core(dump(state))
     assert compare_states(state, back) == []
-    assert [(item.device, item.grid_id, len(item.ctas)) for item in back.grids] == [(0, 5, 1), (0, 9, 1), (2, 5, 0)]
+    assert [(item.device, item.grid_id, len(ctas_of(item))) for item in back.grids] == [(0, 5, 1), (0, 9, 1), (2, 5, 0)]
     assert [item.what for item in back.unread] == ["parameters of grid 9"]
 
 
@@ -192,7 +200,7 @@ def test_what_is_missing_is_said(scene: Any, dump: Callable[..., Path], kind: Ki
 
 @pytest.mark.parametrize("kind", [Kind.REGISTERS, Kind.PREDICATES, Kind.UNIFORM_REGISTERS, Kind.LANES])
 def test_missing_registers_are_none_not_zero(scene: Any, dump: Callable[..., Path], kind: Kind) -> None:
-    warp = read_core(dump(scene().state(), omit={kind})).grids[0].ctas[0].warps[0]
+    warp = ctas_of(read_core(dump(scene().state(), omit={kind})).grids[0])[0].warps[0]
     if kind is Kind.LANES:
         assert warp.lanes == ()
         assert warp.pc_offset is None
@@ -259,6 +267,7 @@ def test_the_right_kernel_of_a_module_with_many(scene: Any, dump: Callable[..., 
     grid = dataclasses.replace(base.grids[0], kernel=function, code=code)
     back = read_core(dump(dataclasses.replace(base, grids=(grid,)))).grids[0]
     assert back.kernel == function
+    assert back.code is not None
     assert back.code.function == function
 
 
@@ -359,7 +368,7 @@ def test_contents_past_the_end(scene: Any, dump: Callable[..., Path]) -> None:
             struct.pack_into("<Q", raw, shoff + SHDR.size * number + 24, len(raw) + 4096)
     path.write_bytes(raw)
     state = read_core(path)
-    assert state.grids[0].ctas[0].warps[0].lanes == ()
+    assert ctas_of(state.grids[0])[0].warps[0].lanes == ()
     assert any("past the file's end" in item.why for item in state.unread)
 
 
@@ -440,9 +449,9 @@ def test_registers_of_a_full_device(scene: Any, dump: Callable[..., Path], monke
     state = scene(spinning={12: (1, 2)}, warps=4).state()
     back = read_core(dump(state))
     assert compare_states(state, back) == []
-    warp = back.grids[0].ctas[0].warps[0]
+    warp = ctas_of(back.grids[0])[0].warps[0]
     assert [lane.lane for lane in warp.lanes] == [0, 1]
-    assert [len(other.lanes) for other in back.grids[0].ctas[0].warps] == [2, 1, 1, 1]
+    assert [len(other.lanes) for other in ctas_of(back.grids[0])[0].warps] == [2, 1, 1, 1]
     assert any("registers of most lanes" in item.what for item in back.unread)
 
 

@@ -14,10 +14,16 @@ from dsv4_repro.forensics.compare import compare_states
 from dsv4_repro.forensics.corefile import read_core
 from dsv4_repro.forensics.corewriter import write_core
 from dsv4_repro.forensics.cuda_gdb_text import looks_like_transcript, parse_transcript, read_transcript
-from dsv4_repro.forensics.device_state import DeviceState, GridState, LaneState
+from dsv4_repro.forensics.device_state import CtaState, DeviceState, GridState, LaneState
 from dsv4_repro.forensics.diagnose import diagnose_state, diagnose_transcript
 
 ENTRY = 0x7F12_3400_0000
+
+
+def ctas_of(grid: GridState) -> tuple[CtaState, ...]:
+    """The CTAs of a grid whose CTAs were read."""
+    assert grid.ctas is not None
+    return grid.ctas
 
 
 def dims(values: tuple[int, int, int]) -> str:
@@ -146,16 +152,17 @@ def test_the_debugger_and_the_dump_agree_on_every_field(
     assert [cta.block_idx for cta in printed.grids[0].ctas or ()] == [(4, 0, 0), (12, 0, 0)]
     assert printed.grids[0].kernel == dumped.grids[0].kernel
     assert printed.grids[0].complete
-    lanes = printed.grids[0].ctas[0].warps[0].lanes
+    lanes = ctas_of(printed.grids[0])[0].warps[0].lanes
     assert len(lanes) == 1
     assert lanes[0].registers == state.grids[0].ctas[0].warps[0].lanes[0].registers
-    assert printed.grids[0].ctas[0].warps[0].uniform_registers == state.grids[0].ctas[0].warps[0].uniform_registers
+    assert ctas_of(printed.grids[0])[0].warps[0].uniform_registers == state.grids[0].ctas[0].warps[0].uniform_registers
 
 
 def test_compare_finds_each_difference(scene: Any) -> None:
-    one = scene().state()
-    cta = one.grids[0].ctas[0]
+    one: DeviceState = scene().state()
+    cta = ctas_of(one.grids[0])[0]
     warp, lane = cta.warps[0], cta.warps[0].lanes[0]
+    assert lane.registers is not None
 
     def changed(**fields: Any) -> DeviceState:
         warps = (dataclasses.replace(warp, lanes=(dataclasses.replace(lane, **fields), *warp.lanes[1:])), *cta.warps[1:])
@@ -223,7 +230,7 @@ def test_tables_that_are_missing_are_not_empty(scene: Any, kernels: Any) -> None
     judged = diagnose_state(without, ground="file")
     assert judged.outcome == "inconclusive"
     bare = parse_transcript("\n".join(lines[: start + 2]))
-    assert bare.grids[0].ctas[0].warps == ()
+    assert ctas_of(bare.grids[0])[0].warps == ()
     assert any("warps of 1 resident block" in item.what for item in bare.unread)
 
 
@@ -243,7 +250,7 @@ def test_single_registers_by_name() -> None:
     R5             0x2 2
     """
     state = parse_transcript("\n".join(line.strip() for line in text.splitlines()))
-    assert state.grids[0].ctas[0].warps[0].lanes[0].named == {"R5": 2}
+    assert ctas_of(state.grids[0])[0].warps[0].lanes[0].named == {"R5": 2}
     assert state.printed == {"arrival_counter": 1, "output_counter": 0}
     found = diagnose_state(state, ground="file")
     assert (found.waits[0].value, found.waits[0].target, found.waits[0].state_field) == (1, 2, "arrival_counter")
@@ -302,7 +309,7 @@ def test_not_a_transcript() -> None:
 def test_coalesced_blocks_over_y_and_hostile_counts() -> None:
     head = "*      0      -   0 1 Active 0x00000200 (4,3,1) (32,1,1) f(...)\n  BlockIdx To BlockIdx Count   State\nKernel 0\n"
     state = parse_transcript(head + "*  (2,0,0)     (1,1,0)     4 running\n")
-    assert [cta.block_idx for cta in state.grids[0].ctas] == [(2, 0, 0), (3, 0, 0), (0, 1, 0), (1, 1, 0)]
+    assert [cta.block_idx for cta in ctas_of(state.grids[0])] == [(2, 0, 0), (3, 0, 0), (0, 1, 0), (1, 1, 0)]
     huge = parse_transcript(head + "*  (0,0,0)     (4294967295,0,0)     4294967296 running\n")
     assert huge.grids[0].ctas == ()
     assert any("4294967296 blocks" in item.what for item in huge.unread)

@@ -260,7 +260,7 @@ def test_the_wait_is_over(scene: Any) -> None:
 def test_memory_is_newer_than_a_register(scene: Any) -> None:
     address = scene().address(12)
     found = judged(scene, memory={address: 1})
-    assert found.waits[0].model_extra["live_value"] == 1
+    assert (found.waits[0].model_extra or {})["live_value"] == 1
     assert verdict(found) == ("gpu-spin-barrier", "peer-left", "high")
 
 
@@ -392,7 +392,7 @@ def test_grid_wide_barrier(kernels: Any) -> None:
     """The target is the size of the grid: one group, whatever the kernel."""
     params = (0x7000_0000).to_bytes(8, "little") + (400).to_bytes(4, "little")
     words = polled(kernels, "grid_barrier_once", 264, 400)
-    blocks = dict.fromkeys(range(264), behind_load)
+    blocks: dict[int, Callable[[CodeView], int]] = dict.fromkeys(range(264), behind_load)
     state = at(kernels, "grid_barrier_once", blocks, words, grid=400, threads=1024, params=params)
     ctas = tuple(dataclasses.replace(cta, sm=index % 132) for index, cta in enumerate(state.grids[0].ctas or ()))
     state = dataclasses.replace(state, grids=(dataclasses.replace(state.grids[0], ctas=ctas),))
@@ -544,9 +544,9 @@ def test_simulated_barriers_never_get_a_wrong_cause(
     scene: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch, truth: str, watched: bool
 ) -> None:
     """A barrier simulated with each defect and with none: the verdict names that cause or none; a living launch is no hang."""
+    variant = {"missing-fence": "missing-fence", "reset-race": "reset-race", "init-race": "init-race"}.get(truth, "unguarded")
     monkeypatch.setattr(diagnose, "_lines", lambda grid, unread: kernels[0](120, variant)[1].lines)
     rng = random.Random(f"{truth}{watched}")
-    variant = {"missing-fence": "missing-fence", "reset-race": "reset-race", "init-race": "init-race"}.get(truth, "unguarded")
     named = runs = 0
     for _ in range(2000):
         ctas = rng.choice([2, 2, 3, 4, 8])

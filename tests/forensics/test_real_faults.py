@@ -48,7 +48,8 @@ def test_the_dump_reader_alone_says_the_same(fault: tuple[dict[str, Any], Path])
     assert entry["where"] in verdict.sentence, verdict.sentence
     with open_core(path) as core:
         assert {(item.sm, item.code) for item in core.faults} == {(entry["sm"], entry["exception"])}
-        offsets = {lane.pc_offset for g in core.state.grids for cta in g.ctas for warp in cta.warps for lane in warp.lanes}
+        assert all(g.ctas is not None for g in core.state.grids)
+        offsets = {lane.pc_offset for g in core.state.grids for cta in g.ctas or () for warp in cta.warps for lane in warp.lanes}
     assert offsets == (set() if entry["pc_offset"] is None else {entry["pc_offset"]})
 
 

@@ -14,7 +14,7 @@ from dsv4_repro.forensics.audit.recipe import Recipe
 from dsv4_repro.forensics.audit.recipe_answer import RecipeJudge
 from dsv4_repro.forensics.audit.release_source import ReleaseSource
 from dsv4_repro.forensics.audit.slices import SliceStore
-from dsv4_repro.forensics.audit.verdicts import BuildAudit, BuildIdentity, ConsumerFinding, RecipeAnswer
+from dsv4_repro.forensics.audit.verdicts import BuildAudit, BuildIdentity, ConsumerFinding, RecipeAnswer, Word
 from dsv4_repro.kernels.build import builtin_image
 from dsv4_repro.kernels.plan import release_profile
 from dsv4_repro.kernels.shipped import ShippedKernels
@@ -111,11 +111,11 @@ def test_mitigations_are_checked_not_recited() -> None:
     assert check_mitigations(fixed, Recipe(), fixed.answer(Recipe(), 120)) == []
 
 
-def build(target: str, word: str, recipe_word: str) -> BuildAudit:
+def build(target: str, word: Word, recipe_word: Word) -> BuildAudit:
     consumer = ConsumerFinding(
         arch="sm_120", top_k=512, vec=4, question="agreement", word=word, why="x" if word == "CANNOT TELL" else ""
-    )  # type: ignore[arg-type]
-    answer = RecipeAnswer(arch="sm_120", word=recipe_word, wedges_at=(3,) if recipe_word == "VULNERABLE" else ())  # type: ignore[arg-type]
+    )
+    answer = RecipeAnswer(arch="sm_120", word=recipe_word, wedges_at=(3,) if recipe_word == "VULNERABLE" else ())
     return BuildAudit(target=target, build=BuildIdentity(name=target, known=True), consumer=(consumer,), recipe=(answer,))
 
 

@@ -23,6 +23,7 @@ from dsv4_repro.forensics.audit.verdicts import (
     RecipeAnswer,
     Unread,
     Witness,
+    Word,
     worst,
 )
 from dsv4_repro.repro.__main__ import main
@@ -33,12 +34,12 @@ WITNESS = Witness(
 )
 
 
-def build(target: str = "x", word: str = "VULNERABLE", recipe: str = "HOLDS", known: bool = True) -> BuildAudit:
+def build(target: str = "x", word: Word = "VULNERABLE", recipe: Word = "HOLDS", known: bool = True) -> BuildAudit:
     finding = ConsumerFinding(
         arch="sm_120", top_k=512, vec=4, question="agreement", word=word, witness=WITNESS if word == "VULNERABLE" else None,
         why="why \x00 <&>" if word == "CANNOT TELL" else "",
-    )  # type: ignore[arg-type]  # fmt: skip
-    answer = RecipeAnswer(arch="sm_120", word=recipe, wedges_at=(3,) if recipe == "VULNERABLE" else ())  # type: ignore[arg-type]
+    )  # fmt: skip
+    answer = RecipeAnswer(arch="sm_120", word=recipe, wedges_at=(3,) if recipe == "VULNERABLE" else ())
     produced = ProducerFinding(path="native", word="VULNERABLE", lengths=(-1, 0), padding=(-1, 0))
     return BuildAudit(
         target=target,

@@ -133,7 +133,7 @@ PY = [
 
 @pytest.mark.parametrize(("word", "frames"), PY)
 def test_python_frames_mean(word: str, frames: list[str]) -> None:
-    stack = [Frame(*frame.split(" ", 1), line=1) for frame in frames]
+    stack = [Frame(function, file, line=1) for function, file in (frame.split(" ", 1) for frame in frames)]
     assert meaning_of(stack)[0] == word
 
 
