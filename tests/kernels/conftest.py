@@ -52,7 +52,7 @@ def compile_cubin(arch: str, source: str) -> bytes:
     (error,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={arch}".encode()])
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, arch
     _, size = nvrtc.nvrtcGetCUBINSize(program)
-    raw = b" " * size
+    raw: bytes = b" " * size
     nvrtc.nvrtcGetCUBIN(program, raw)
     nvrtc.nvrtcDestroyProgram(program)
     return raw

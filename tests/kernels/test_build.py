@@ -13,6 +13,7 @@ from dsv4_repro.errors import KernelNotFoundError, ToolMissingError
 from dsv4_repro.kernels import build
 from dsv4_repro.kernels.abi import PARAMS_SIZE, TOP_K_VALUES, VECTOR_WIDTHS, param_base
 from dsv4_repro.kernels.build import VARIANTS, BuildError, _out_buffer, builtin_image, compile_kernel, parse_builtin
+from dsv4_repro.kernels.cache import Cache
 from dsv4_repro.kernels.cubin import read_cubin
 
 SOME_ARCHITECTURES = (75, 80, 89, 90, 100, 120)
@@ -219,7 +220,7 @@ def test_every_switch_in_the_source_belongs_to_a_variant_or_setting() -> None:
 
 def test_compiling_leaves_the_bytes_that_python_shares_alone(tmp_path: Path) -> None:
     """The log of a silent compilation is one byte: written into a shared object it changes that byte for the whole process."""
-    compile_kernel("patients.cu", 90, cache=build.Cache("nvrtc", tmp_path))
+    compile_kernel("patients.cu", 90, cache=Cache("nvrtc", tmp_path))
     assert [bytes([value])[0] for value in range(256)] == list(range(256))
-    assert (b" " * 1, b"\0" * 1, b"") == (bytes(bytearray([32])), bytes(bytearray([0])), bytes(bytearray()))
+    assert (bytes(bytearray([32])), bytes(bytearray([0])), bytes(bytearray())) == (b" " * 1, b"\0" * 1, b"")
     assert all(len(_out_buffer(size)) > 1 for size in (0, 1, 2))

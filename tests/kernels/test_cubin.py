@@ -120,7 +120,7 @@ def _info_offset(cubin: bytes, number: int) -> int:
 
 def test_the_parameter_size_is_read_and_not_assumed(standin_cubin: Any) -> None:
     raw = bytearray(standin_cubin("sm_120"))
-    at = _info_offset(raw, 0x0A)
+    at = _info_offset(bytes(raw), 0x0A)
     raw[at + 8 : at + 12] = (0x048 << 16 | 0x390).to_bytes(4, "little")
     image = next(image for image in kernel_images(bytes(raw), "x") if image.top_k == 512)
     assert (image.params_base, image.params_size) == (0x390, 0x48)
@@ -129,7 +129,7 @@ def test_the_parameter_size_is_read_and_not_assumed(standin_cubin: Any) -> None:
 @pytest.mark.parametrize(("number", "what"), [(0x0A, "parameters lie"), (0x05, "launch bounds")])
 def test_a_kernel_that_does_not_declare_what_is_needed_is_a_typed_error(number: int, what: str, standin_cubin: Any) -> None:
     raw = bytearray(standin_cubin("sm_120"))
-    raw[_info_offset(raw, number) + 1] = 0xEE
+    raw[_info_offset(bytes(raw), number) + 1] = 0xEE
     with pytest.raises(CubinError, match=what):
         kernel_images(bytes(raw), "x")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ def test_an_answer_without_the_function_is_refused(tool: Any) -> None:
 
 
 def test_a_missing_tool_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(disasm.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissingError) as caught:
         disasm.nvdisasm_path()

@@ -323,7 +323,7 @@ def test_the_sweep_holds_every_edge() -> None:
 def test_data_is_what_its_name_says_and_seeded() -> None:
     rows = {kind: make_row(kind, 4096, np.random.default_rng(1)) for kind in DATA_KINDS}
     for kind, row in rows.items():
-        assert (row.dtype, row.shape) == (np.float32, (4096,))
+        assert (row.dtype, row.shape) == (np.dtype(np.float32), (4096,))
         assert row.tobytes() == make_row(kind, 4096, np.random.default_rng(1)).tobytes()
     assert np.isnan(rows["nan"]).any()
     assert np.isinf(rows["infinities"]).any()

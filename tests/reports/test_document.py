@@ -197,4 +197,4 @@ def test_a_clean_report_names_no_culprit() -> None:
         )
     )
     assert "What waits" not in text
-    assert "3 live requests, 6 rows padded to 8 (1 padded requests), reached." in text
+    assert "3 live requests, 6 rows padded to 8 (1 padded request), reached." in text

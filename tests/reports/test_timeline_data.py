@@ -41,7 +41,8 @@ def test_a_collector_is_a_bar_from_its_begin_with_its_disturbance() -> None:
         {"t": 1.5, "kind": "capture", "collector": "stacks", "disturbance": "pauses", "seconds": 0.4, "unread": [{"what": "x"}]},
     ]
     (mark,) = placed(lines).marks
-    assert (mark.t, mark.until, mark.lane, mark.disturbance, mark.level) == (1.0, pytest.approx(1.4), "collect", "pauses", "bad")
+    until: Any = pytest.approx(1.4)
+    assert (mark.t, mark.until, mark.lane, mark.disturbance, mark.level) == (1.0, until, "collect", "pauses", "bad")
     assert "1 thing not read" in mark.text
 
 

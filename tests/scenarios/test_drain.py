@@ -320,7 +320,7 @@ def test_the_schema_accepts_documents_and_refuses_others() -> None:
             jsonschema.validate(bad, schema())
 
 
-plans = st.builds(
+plans: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     requests=st.integers(1, 40),
     min_live=st.integers(1, 4),

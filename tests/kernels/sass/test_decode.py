@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dsv4_repro.errors import CubinError, UnknownInstructionError
@@ -9,7 +11,7 @@ from dsv4_repro.kernels.sass.decode import RZ, Guard, decode
 from dsv4_repro.kernels.sass.operands import parse_operand, split_operands
 
 
-def document(*rows: tuple[str, str] | tuple[str, str, str], sm: int = 90) -> list[object]:
+def document(*rows: tuple[str, ...], sm: int = 90) -> list[Any]:
     instructions = [{"opcode": row[0], "operands": row[1], **({"predicate": row[2]} if len(row) == 3 else {})} for row in rows]
     header = {"SM": {"version": {"major": sm // 10, "minor": sm % 10}}, "SchemaVersion": {"major": 13, "minor": 5}}
     return [header, [{"function-name": "k", "start": 0, "length": 16 * len(rows), "sass-instructions": instructions}]]
@@ -138,7 +140,7 @@ def test_subroutines_listed_apart_are_joined() -> None:
             "length": 16,
             "sass-instructions": [{"opcode": "RET.REL.NODEC", "operands": "R2,k"}],
         }
-    )  # type: ignore[attr-defined]
+    )
     assert decode(apart).instructions == decode(joined, symbols={"$k$sub": 32}).instructions
 
 
@@ -153,7 +155,7 @@ def test_subroutines_listed_apart_are_joined() -> None:
     ],
 )  # fmt: skip
 def test_unknown_is_loud_or_marked(row: tuple[str, ...], problem: str) -> None:
-    rows = document(("NOP", ""), row)  # type: ignore[arg-type]
+    rows = document(("NOP", ""), row)
     with pytest.raises(UnknownInstructionError) as caught:
         decode(rows)
     assert problem in str(caught.value)

@@ -607,7 +607,8 @@ def test_budget_and_deadline_end_a_run() -> None:
 
 
 def test_runs_repeat() -> None:
-    for options in ({}, {"schedule": "random", "seed": 5}):
+    chosen: tuple[dict[str, Any], ...] = ({}, {"schedule": "random", "seed": 5})
+    for options in chosen:
         runs = [launch(FLAG, grid=2, argument=1, **options)[1] for _ in range(2)]
         assert runs[0] == runs[1]
 
@@ -711,9 +712,10 @@ def test_impossible_launches(arguments: tuple[Any, Any, bytes]) -> None:
 
 
 def test_impossible_machines() -> None:
-    for options in ({"sms": 0}, {"slots_per_sm": 0}, {"schedule": "fifo"}):
+    impossible: tuple[dict[str, Any], ...] = ({"sms": 0}, {"slots_per_sm": 0}, {"schedule": "fifo"})
+    for options in impossible:
         with pytest.raises(UsageError):
-            Machine(program("EXIT"), **options)  # type: ignore[arg-type]
+            Machine(program("EXIT"), **options)
     with pytest.raises(UsageError, match="threads at once"):
         Machine(program("EXIT"), sms=100000).launch(100000, 1024, b"\0" * 16)
 

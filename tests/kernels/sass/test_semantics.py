@@ -149,7 +149,7 @@ def generated(text: tuple[str, str, str], threads: list[dict[int, int]], mode: s
     else:
         for number in numbers:
             kind = np.bool_ if number >= 512 else np.uint32
-            array = np.zeros(THREADS, kind)
+            array: np.ndarray[Any, Any] = np.zeros(THREADS, kind)
             array[:count] = [state[number] for state in threads]
             vector.regs[number] = array
             vector.uniform &= ~(1 << number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def reference(tree: Any, inputs: dict[str, int]) -> Any:
     op = tree[0]
     args = [reference(item, inputs) for item in tree[1:]]
     algebra = IntegerAlgebra()
-    words = {
+    words: dict[str, Callable[..., Any]] = {
         "add": algebra.add, "mul": algebra.mul, "and": algebra.and_, "or": algebra.or_, "xor": algebra.xor, "shl": algebra.shl,
         "lshr": algebra.shr, "ashr": algebra.sar, "not": algebra.not_, "ult": algebra.ltu, "ule": algebra.leu, "slt": algebra.lts,
         "sle": algebra.les, "eq": algebra.eq, "bnot": algebra.negation, "band": algebra.both, "bor": algebra.either,
