@@ -52,6 +52,15 @@ LONG = [
 ]
 
 
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The timeline of a run directory, every line of which can be read."""
+    lines = []
+    for line in read_timeline(folder):
+        assert isinstance(line, dict), line
+        lines.append(line)
+    return lines
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache for the module: what is compiled and disassembled once is used by all."""
@@ -101,7 +110,7 @@ class Done:
         )
 
     def steps(self) -> list[Any]:
-        return [line for line in read_timeline(self.folder) if line["kind"] in ("step", "hung")]
+        return [line for line in lines_of(self.folder) if line["kind"] in ("step", "hung")]
 
 
 @pytest.fixture
@@ -467,7 +476,7 @@ def _damaged(how: str) -> bytes:
     good = builtin_image("unguarded", 120, 512, 4).cubin
     start, size = _text_section(good)
     junk = b"\xff" * 16
-    return {
+    made: dict[str, Callable[[], bytes]] = {
         "another architecture": lambda: builtin_image("unguarded", 90, 512, 4).cubin,
         "truncated": lambda: good[: len(good) // 2],
         "header only": lambda: good[:64],
@@ -477,7 +486,8 @@ def _damaged(how: str) -> bytes:
         "an unknown instruction": lambda: good[: start + 0x200] + junk + good[start + 0x210 :],
         "all unknown": lambda: good[:start] + b"\xff" * size + good[start + size :],
         "zeros": lambda: good[:start] + bytes(size) + good[start + size :],
-    }[how]()
+    }
+    return made[how]()
 
 
 @pytest.mark.parametrize(
@@ -533,8 +543,8 @@ def test_ctrl_c_in_the_middle_leaves_a_directory_that_can_be_read(tmp_path: Path
     folder = tmp_path / "run"
     words = ["run", "drain", "--on", "cpu", "--kernel", "builtin:bounded-spin,spin_limit=2000000000", *SMALL, "--out", str(folder)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen([sys.executable, "-m", "dsv4_repro.repro", *words], env=environment, text=True, **pipes) as child:
+    command = [sys.executable, "-m", "dsv4_repro.repro", *words]
+    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
         deadline = time.monotonic() + 60
         timeline = folder / "timeline.jsonl"
         while time.monotonic() < deadline and not (timeline.is_file() and '"step"' in timeline.read_text()):
@@ -546,7 +556,7 @@ def test_ctrl_c_in_the_middle_leaves_a_directory_that_can_be_read(tmp_path: Path
     assert "Traceback" not in out
     view = open_run(folder)
     assert view.run.state == "interrupted"
-    assert any(line["kind"] == "step" for line in read_timeline(folder))
+    assert any(line["kind"] == "step" for line in lines_of(folder))
 
 
 # ---- releases (downloaded in ranges, kept in the user's cache)

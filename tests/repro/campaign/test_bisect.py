@@ -134,7 +134,7 @@ HANG = TrialResult("hang", 0, True, identity="a" * 12)
     ],
 )
 def test_bad_is_the_same_hang_and_not_any_failure(result: Any, answer: str) -> None:
-    probe = hang_probe(Cell(name=""), "a" * 12, 1, Script(result))  # type: ignore[arg-type]
+    probe = hang_probe(Cell(name=""), "a" * 12, 1, Script(result))
     found, detail = probe(Build("x", "x"))
     assert found == answer
     assert detail["why"]
@@ -142,7 +142,7 @@ def test_bad_is_the_same_hang_and_not_any_failure(result: Any, answer: str) -> N
 
 def test_the_identity_is_that_of_the_bad_end_when_none_is_given() -> None:
     other = TrialResult("hang", 0, True, identity="b" * 12)
-    probe = hang_probe(Cell(name=""), None, 1, Script(HANG, other, HANG))  # type: ignore[arg-type]
+    probe = hang_probe(Cell(name=""), None, 1, Script(HANG, other, HANG))
     assert [probe(Build("x", "x"))[0] for _ in range(3)] == ["bad", "skip", "bad"]
 
 

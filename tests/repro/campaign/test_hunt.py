@@ -12,7 +12,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,9 @@ def test_a_full_disk_is_a_typed_error_and_what_was_written_stays(tmp_path: Path)
         store.add(0, 0, {}, CLEAN, "w")
         (pages,) = store._db.execute("PRAGMA page_count").fetchone()
         store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
-        long = [(number, 0, {}, TrialResult("other", 1, why="x" * 1000), "w") for number in range(1, 2000)]
+        long: list[tuple[int, int, Mapping[str, Any], TrialResult, str]] = [
+            (number, 0, {}, TrialResult("other", 1, why="x" * 1000), "w") for number in range(1, 2000)
+        ]
         with pytest.raises(RunStoreError, match="full") as caught:
             deque((store.add_many([one]) for one in long), maxlen=0)
         assert "--resume" in caught.value.help_text

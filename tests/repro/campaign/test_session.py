@@ -175,7 +175,12 @@ def test_a_device_that_stays_busy_is_cleared_by_a_context_and_that_is_logged(mon
             return CloseOutcome("killed", False, "utilisation 100 %")
 
     cleared: list[int] = []
-    monkeypatch.setattr(session_module, "show_idle", lambda ordinal, _emit: cleared.append(ordinal) or True)
+
+    def idle(ordinal: int, _emit: object) -> bool:
+        cleared.append(ordinal)
+        return True
+
+    monkeypatch.setattr(session_module, "show_idle", idle)
     one = TrialSession(Cell(name="x", ground="gpu"), emit=emit)
     one._ground = Busy()  # type: ignore[assignment]
     one._device = (device_named("H200"), 3)

@@ -52,7 +52,7 @@ class Script:
 
 
 def matrix(script: Script, **options: Any) -> MatrixResult:
-    return run_matrix(fix_cells("drain", Cell(name="")), Rates(), session=script, **options)  # type: ignore[arg-type]
+    return run_matrix(fix_cells("drain", Cell(name="")), Rates(), session=script, **options)
 
 
 def words(result: MatrixResult) -> dict[str, str]:
@@ -135,7 +135,7 @@ def test_the_session_is_closed_whatever_happens() -> None:
 
 def test_the_table_is_markdown_whatever_a_kernel_is_called() -> None:
     rows = fix_cells("drain", Cell(name=""), more=["a|b\nc.so"])
-    result = run_matrix(rows, Rates(), most_trials=1, session=Script())  # type: ignore[arg-type]
+    result = run_matrix(rows, Rates(), most_trials=1, session=Script())
     lines = markdown_table(result)
     assert {line.replace("\\|", "").count("|") for line in lines} == {10}
     assert not any("\n" in line for line in lines)
@@ -148,13 +148,13 @@ def test_ablation_separates_what_was_tried_from_what_was_computed() -> None:
         "all conditions", "MTP", "graphs", "padding", "C4", "layers", "residency", "width", "raw producer", "unguarded kernel",
     ]  # fmt: skip
     script = Script(all_conditions=["hang"], MTP=["no window"], layers=["hang"], width=["other"])
-    result = run_matrix(rows, Rates(), session=script)  # type: ignore[arg-type]
+    result = run_matrix(rows, Rates(), session=script)
     said = ablation_lines(result)
     assert "tried in the danger window: graphs, padding, C4, residency, raw producer, unguarded kernel" in said[1]
     assert "MTP (why no window)" in said[2]
     assert said[3] == "Not necessary, it hangs without them all the same: layers."
     assert said[4].startswith("Open: width")
-    dull = run_matrix(rows, Rates(), most_trials=50, session=Script())  # type: ignore[arg-type]
+    dull = run_matrix(rows, Rates(), most_trials=50, session=Script())
     assert "Nothing can be said" in ablation_lines(dull)[0]
 
 
