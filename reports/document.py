@@ -8,7 +8,17 @@ from typing import Any
 
 from ..forensics.records import ChainLink, Diagnosis, LedgerGroup, Wait
 
-__all__ = ["FixText", "ReportSource", "context", "equation", "hardware_sentence", "ledger_rows", "markdown_report", "verdict_words"]
+__all__ = [
+    "FixText",
+    "ReportSource",
+    "context",
+    "equation",
+    "hardware_sentence",
+    "inferred_lines",
+    "ledger_rows",
+    "markdown_report",
+    "verdict_words",
+]
 
 #: Shown instead of a list that is longer than this.
 _MOST_WAITS = 8
@@ -78,6 +88,15 @@ def ledger_rows(groups: Sequence[LedgerGroup]) -> list[tuple[str, ...]]:
         )
         for group in ordered[:_MOST_GROUPS]
     ]
+
+
+def inferred_lines(groups: Sequence[LedgerGroup]) -> list[str]:
+    """What the ledger infers, said once for all groups of which it is true: ``groups 5, 6: exited: …``, in order of the groups."""
+    found: dict[str, list[int]] = {}
+    for group in sorted(groups, key=lambda group: group.group):
+        if group.inferred:
+            found.setdefault(group.inferred, []).append(group.group)
+    return [f"group{'s' if len(of) > 1 else ''} {_blocks(of)}: {text}" for text, of in found.items()]
 
 
 def _architectures(source: ReportSource) -> set[int]:
@@ -187,7 +206,7 @@ def context(source: ReportSource) -> dict[str, Any]:
         "more_waits": max(len(diagnosis.waits) - _MOST_WAITS, 0),
         "ledger": ledger_rows(diagnosis.ledger),
         "more_groups": max(len(diagnosis.ledger) - _MOST_GROUPS, 0),
-        "inferred": sorted({group.inferred for group in diagnosis.ledger if group.inferred}),
+        "inferred": inferred_lines(diagnosis.ledger),
         "window": diagnosis.window,
         "unwedge": extra.get("unwedge"),
         "timing": extra.get("timing") or {},

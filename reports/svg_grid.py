@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..forensics.records import Diagnosis
+from .document import inferred_lines
 from .svg import Drawing, text_width, wrap_words
 
 __all__ = ["STATES", "GridPicture", "grid_picture", "grid_svg"]
@@ -100,7 +101,7 @@ def grid_picture(diagnosis: Diagnosis) -> GridPicture | None:
         ctas_per_group=sizes.pop() if len(sizes) == 1 else 0,
         groups=len(diagnosis.ledger),
         from_ledger=bool(diagnosis.ledger),
-        inferred=tuple(sorted({group.inferred for group in diagnosis.ledger if group.inferred})),
+        inferred=tuple(inferred_lines(diagnosis.ledger)),
         other_kernels=len(others),
     )
 

@@ -6,6 +6,7 @@ is complete on disk. Reading back, with bounds, is ``runread``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -182,10 +183,12 @@ class RunStore:
         *,
         collector: str = "",
     ) -> EvidenceEntry:
-        """Enter a complete artefact of the evidence folder into the index: hashed, numbered (E1, E2 …), index rewritten."""
+        """Enter a complete artefact of the evidence folder into the index: made private (0600), hashed, numbered (E1, E2 …)."""
         resolved = path.resolve()
         if not resolved.is_relative_to(self.evidence_folder.resolve()) or path.is_symlink():
             raise RunStoreError("an artefact lies outside the evidence folder", path=str(path))
+        with contextlib.suppress(OSError):  # another owner's, or a file system without modes: the folder is closed (0700) anyway
+            os.chmod(resolved, 0o600)
         digest, size = file_sha256(path)
         entry = EvidenceEntry(
             id=f"E{len(self._entries) + 1}",

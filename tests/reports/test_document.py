@@ -13,10 +13,12 @@ from dsv4_repro.reports.document import (
     ReportSource,
     equation,
     hardware_sentence,
+    inferred_lines,
     ledger_rows,
     markdown_report,
     verdict_words,
 )
+from dsv4_repro.reports.svg_grid import grid_picture
 
 RUN: dict[str, Any] = {
     "environment": {"device": "NVIDIA H200", "sm": 90, "driver": "580.159.04"},
@@ -68,7 +70,7 @@ def test_a_hang_report_has_the_equation_beside_its_instructions_and_the_ledger()
     assert "`arrival_counter = 1, waits until it is >= 2`" in text
     assert "```asm\n+0x1cd0  LDG.E.STRONG.GPU R4, [R4]\n```" in text
     assert "| 6 | - | 12 | 13 | - | - |" in text.replace("\\-", "-")
-    assert "Inferred: exited blocks leave no trace" in text
+    assert "Inferred: group 6: exited blocks leave no trace" in text
     assert "| drain | computed | three live | E1 |" in text
     assert "- producer: clamp at 0. vLLM #51538. Here: `--producer clamped`" in text
     assert "dsv4-repro run drain --out 'a b'" in text
@@ -198,3 +200,26 @@ def test_a_clean_report_names_no_culprit() -> None:
     )
     assert "What waits" not in text
     assert "3 live requests, 6 rows padded to 8 (1 padded request), reached." in text
+
+
+def test_an_inference_names_its_groups_and_is_said_once_for_all_of_them() -> None:
+    ledger = (
+        LedgerGroup(group=7, exited=(14,), inferred="exited: a later block is resident"),
+        LedgerGroup(group=5, exited=(10,), inferred="exited: a later block is resident"),
+        LedgerGroup(group=6, spinning=(12,), inferred="exited: the counter says so"),
+        LedgerGroup(group=0, running=(0,)),
+    )
+    lines = ["groups 5, 7: exited: a later block is resident", "group 6: exited: the counter says so"]
+    assert inferred_lines(ledger) == lines
+    picture = grid_picture(_hang(ledger=ledger))
+    assert picture is not None
+    assert picture.inferred == tuple(lines)
+    many = inferred_lines([LedgerGroup(group=number, inferred="x") for number in range(100_000)])
+    assert len(many) == 1
+    assert many[0].endswith("… (100000): x")
+
+
+@pytest.mark.parametrize(("padded", "words"), [(0, "0 padded requests"), (1, "1 padded request)"), (2, "2 padded requests")])
+def test_padded_requests_are_counted_in_words_that_fit(padded: int, words: str) -> None:
+    window = Window(live_requests=3, rows=6, graph_rows=8, padded_requests=padded, reached=True)
+    assert words in _text(_hang(window=window))

@@ -213,3 +213,12 @@ def test_a_rank_that_stands_elsewhere_is_shown(made: Any) -> None:
     assert "ranks 0-1, 3 MainThread" in text
     assert "rank 2 MainThread stands elsewhere" in text
     assert "ranks 0-3 WorkerAsyncOutputCopy" in text
+
+
+@pytest.mark.parametrize(
+    ("ground", "words", "never"), [("gpu", "GPU 0", "interpreted device"), ("cpu", "interpreted device", "GPU 0")]
+)
+def test_a_wait_on_the_interpreted_device_is_not_said_to_be_on_a_gpu(made: Any, ground: Any, words: str, never: str) -> None:
+    shown = page(made, made.hang(ground=ground))
+    assert f"<dt>Where</dt><dd>{words}</dd>" in shown
+    assert f"<dt>Where</dt><dd>{never}" not in shown

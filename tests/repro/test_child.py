@@ -158,7 +158,7 @@ def test_no_descriptor_is_left_by_one_that_cannot_be_started(
 
 
 def test_a_zero_byte_in_an_argument_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InconclusiveError, match="cannot be started: .*null byte"):
+    with pytest.raises(InconclusiveError, match=r"cannot be started: .*null byte"):
         Child.spawn("", ["a\0b"], tmp_path)
 
 
@@ -201,8 +201,9 @@ def test_its_own_children_go_with_it(spawn: Callable[..., Child]) -> None:
 def test_what_a_child_leaves_in_its_group_when_it_ends_cleanly_is_ended_too(spawn: Callable[..., Child], reached_by: str) -> None:
     deaf = "" if reached_by == "SIGTERM" else "trap '' TERM; "
     child = spawn(
-        f"import subprocess\np = subprocess.Popen(['sh', '-c', \"{deaf}echo; while :; do sleep 0.1; done\"], stdout=subprocess.PIPE)\n"
-        "p.stdout.read(1)\nchannel.send({'type': 'hello', 'grandchild': p.pid})\n"
+        f"import subprocess\nwords = ['sh', '-c', \"{deaf}echo; while :; do sleep 0.1; done\"]\n"
+        "p = subprocess.Popen(words, stdout=subprocess.PIPE)\np.stdout.read(1)\n"
+        "channel.send({'type': 'hello', 'grandchild': p.pid})\n"
         "while channel.receive(0.2) is None: pass\nos._exit(0)"
     )
     grandchild = int(child.await_message("hello", 10)["grandchild"])

@@ -46,7 +46,8 @@ def test_a_debugger_that_outlives_sigkill_is_told_and_not_waited_for(monkeypatch
     held = capture(Debugger(dies=True), Debugger(dies=False), Debugger(dies=True))
     (told,) = held.end_debuggers()
     assert told.startswith(f"the debugger {os.getpid()} outlived SIGKILL (state ")
-    assert held.left_debuggers == [] and held.end_debuggers() == []
+    assert held.left_debuggers == []
+    assert held.end_debuggers() == []
 
 
 def test_one_that_ended_by_itself_is_not_killed() -> None:

@@ -33,11 +33,14 @@ def test_the_directory_and_its_files_are_private(tmp_path: Path) -> None:
         with RunStore.create("drain", out=tmp_path / "run") as store:
             store.write_run(RunRecord(scenario="drain", ground="cpu"))
             (store.evidence_folder / "a").write_text("x")
+            (store.evidence_subfolder("hang-1") / "core").write_text("a tool wrote it")
             store.add_evidence("a", store.evidence_folder / "a")
+            store.add_rest(store.evidence_folder / "hang-1")
     finally:
         os.umask(old)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [store.path, *store.path.rglob("*")] if path.name != "a"}
-    assert modes == {"run": 0o700, "evidence": 0o700, "timeline.jsonl": 0o600, "run.json": 0o600, "index.json": 0o600}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [store.path, *store.path.rglob("*")]}
+    folders = {"run": 0o700, "evidence": 0o700, "hang-1": 0o700}
+    assert modes == {**folders, **dict.fromkeys(("timeline.jsonl", "run.json", "index.json", "a", "core"), 0o600)}
 
 
 def test_a_directory_in_use_is_refused_and_untouched(tmp_path: Path) -> None:
