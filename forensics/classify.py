@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from .evidence.casefile import CaseFile
+from .evidence.recognised import nothing_recognised
 from .records import CLASSES
 from .rules.alive import rule_worker_dead
 from .rules.base import Finding, Rule, run_rules
@@ -113,7 +114,7 @@ def _sentence(merged: Merged, view: View) -> str:
         return f"The engine ended on {name}: {text}: an error of its own, not a hang."
     if view.symptoms:
         return "The lines say that a worker did not answer in time, and nothing more: every class prints them."
-    return "Nothing in the evidence decides."
+    return nothing_recognised(view.case) or "Nothing in the evidence decides."
 
 
 #: Classes that a silent engine with running requests leaves open, and what separates them.

@@ -159,13 +159,15 @@ def _judge(targets: Sequence[str], screen: Screen) -> Diagnosis:
         return autopsy_run(paths[0])
     from .bundling import is_bundle, opened_bundle
 
-    if len(paths) == 1 and paths[0].is_file() and is_bundle(paths[0]):
+    # A file of stated size 0 may be one that the kernel makes while it is read: not a byte of it is taken before it is read.
+    sized = len(paths) == 1 and paths[0].is_file() and paths[0].stat().st_size > 0
+    if sized and is_bundle(paths[0]):
         screen.progress(f"judging the bundle {paths[0]}")
         with opened_bundle(paths[0]) as (folder, problems):
             judged = autopsy_run(folder)
             return completed(judged, unread=[Unread(str(paths[0]), problem) for problem in problems]) if problems else judged
     screen.progress(f"reading {', '.join(map(str, paths[:3]))}" + (" …" if len(paths) > 3 else ""))
-    if len(paths) == 1 and not paths[0].is_dir() and peek(paths[0], len(_ELF)) == _ELF:
+    if sized and peek(paths[0], len(_ELF)) == _ELF:
         return autopsy_file(paths[0])
     from ..forensics.autopsy import autopsy_paths
 

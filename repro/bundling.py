@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import RunStoreError, UsageError
+from ..errors import EvidenceError, RunStoreError, UsageError
 from ..reports import paths
 from ..reports.bundle import BUNDLE_SCHEMA, MANIFEST, Bundled, BundleRequest, write_bundle
 from ..reports.bundle_files import SourceFile, clean_name
@@ -35,6 +35,7 @@ from .bundle_environment import environment_document
 from .console import Screen
 from .reporting import report_source
 from .runread import RunView, open_run, read_json_file
+from .unpack import head_of
 
 if TYPE_CHECKING:
     from .options import Common
@@ -283,12 +284,11 @@ def bundle_lines(view: RunView, target: Path, done: Bundled, *, seeded: bool = F
 def is_bundle(path: Path) -> bool:
     """Whether a file is a bundle: a zip whose manifest says so."""
     try:
-        with path.open("rb") as stream:
-            if stream.read(4) != b"PK\x03\x04":
-                return False
+        if head_of(path, 4) != b"PK\x03\x04":
+            return False
         with zipfile.ZipFile(path) as archive:
             return _manifest_entry(archive) is not None
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+    except (EvidenceError, OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return False
 
 

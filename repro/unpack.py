@@ -31,7 +31,7 @@ def head_of(path: Path, size: int = 64) -> bytes:
         with os.fdopen(fd, "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise EvidenceError("not a regular file", path=str(path))
-            return stream.read(size)
+            return stream.read(size) or b""  # None: it has nothing to give now, as /proc/kmsg
     except OSError as error:
         raise EvidenceError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
 

@@ -28,7 +28,6 @@ from .verdicts import (
     ConsumerFinding,
     DispatchFinding,
     MitigationFinding,
-    ProducerFinding,
     RecipeAnswer,
     RelativeFinding,
     Unread,
@@ -91,10 +90,8 @@ def audit_build(opened: OpenedTarget, options: AuditOptions, note: Callable[[str
             images, store=options.store, solver=options.solver, replay=options.replay, exhaustive=options.exhaustive, clock=clock
         )
     source = ReleaseSource(opened.members) if opened.members else None
-    producer: list[ProducerFinding] = []
-    if source is not None:
-        note("producer")
-        producer = examine_producer(source, options.recipe, FIRST_ARCHITECTURE, 188)
+    note("producer")
+    producer = examine_producer(source or ReleaseSource({}), options.recipe, FIRST_ARCHITECTURE, 188)
     profile, profile_note = opened.profile()
     judge = RecipeJudge(opened.kernels, source, profile, profile_note, LaunchConditions(options.store))
     dispatch: list[DispatchFinding] = []

@@ -216,6 +216,9 @@ def _from_syntax(
     """The native expansion judged from its statement alone: ``L - n + 1 + offsets`` over the batch's lengths."""
     located = source.builder()
     if located is None:
+        gap = source.unreadable(b"decode_lens_buffer", b"offsets_buffer")
+        if gap:
+            return ProducerFinding(path=name, word="CANNOT TELL", how="syntax", why=gap)
         return ProducerFinding(
             path=name, word="NOT PRESENT", how="syntax", why="no indexer metadata builder in the release's Python"
         )

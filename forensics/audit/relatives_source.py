@@ -199,6 +199,9 @@ def sentinel_fill(source: ReleaseSource) -> RelativeFinding:
                 )
             why = f"a caller's buffer is taken as it is ({where}): what lies behind the valid prefix of a row is read as an index"
             return RelativeFinding(**common, word="VULNERABLE", why=why, evidence=(where,))
+    gap = source.unreadable(b"combined_indices")
+    if gap:
+        return RelativeFinding(**common, word="CANNOT TELL", why=gap)
     return RelativeFinding(
         **common, word="NOT PRESENT", why="no combined index buffer with a caller's memory in the release's Python"
     )

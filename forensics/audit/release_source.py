@@ -82,6 +82,22 @@ class ReleaseSource:
                 if tree is not None:
                     yield path, tree
 
+    def unreadable(self, *words: bytes) -> str:
+        """Why nothing can be said about code with these words in this Python; "" if all of it that matters could be read.
+
+        Either no file of it is Python that can be read here, or one that holds all the words is not.
+        """
+        paths = [path for path in sorted(self.members) if path.endswith(".py")]
+        if not paths:
+            return "no Python of the build could be read"
+        ours = [path for path in paths if not any(mark in path for mark in _NOT_CUDA)]
+        broken = next((path for path in ours if all(w in self.members[path] for w in words) and self.tree(path) is None), None)
+        if broken is not None:
+            return f"{broken} is not Python that can be read here"
+        if not any(self.members[path].strip() and self.tree(path) is not None for path in paths):
+            return f"no Python of the build could be read: {len(paths)} file(s), {paths[0]} is the first"
+        return ""
+
     @_once
     def builder(self) -> Located | None:
         """The metadata builder: a class with ``build`` that fills a decode-length buffer from per-token offsets."""

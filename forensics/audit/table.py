@@ -61,8 +61,9 @@ def _build_lines(build: BuildAudit) -> list[str]:
         lines.append(f"  {identity.library}: {', '.join(identity.architectures)}")
     lines += _consumer_lines(build.consumer)
     for item in build.producer:
-        shown = f"{list(item.lengths)}" if item.lengths else item.why
-        lines.append(f"  producer, {item.path} path: {item.word}: {item.input} -> {shown} ({item.how}, {item.where})")
+        shown = f"{item.input} -> {list(item.lengths)}" if item.lengths else item.why
+        place = ", ".join(part for part in (item.how if item.lengths else "", item.where) if part)
+        lines.append(f"  producer, {item.path} path: {item.word}: {shown}{f' ({place})' if place else ''}")
     for call in build.dispatch:
         if call.operator:
             lines.append(

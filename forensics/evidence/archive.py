@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
+from ...clock import SYSTEM, Clock
 from .detect import HEAD_BYTES, Kind, sniff
 
 __all__ = ["Budget", "ExpansionStoppedError", "Leaf", "Peeked", "Readable", "expand", "read_up_to"]
@@ -37,15 +38,50 @@ class ExpansionStoppedError(Exception):
 
 @dataclass(slots=True)
 class Budget:
-    """Limits of one autopsy: bytes after decompression, members, nesting, and expansion ratio once it matters."""
+    """Limits of one autopsy: bytes after decompression, members, nesting, expansion ratio once it matters; and how many files,
+    bytes and seconds the folders may take together."""
 
     expanded_bytes: int = 12 << 30
     members: int = 20_000
     depth: int = 4
     ratio: int = 600
     ratio_from: int = 256 << 20
+    #: What folders hold, all together; a file that was given by its own name is read whatever its size.
+    files: int = 5_000
+    read_bytes: int = 32 << 30
+    seconds: float = 180.0
+    clock: Clock = SYSTEM
     used: int = 0
     opened: int = 0
+    files_read: int = 0
+    bytes_read: int = 0
+    started: float | None = None
+
+    def ended(self, *, within: bool = False) -> str:
+        """Why nothing more of a folder is read; "" while there is something left. Time counts from the first question.
+
+        ``within``: asked in the middle of a file, which is counted already.
+        """
+        now = self.clock.monotonic()
+        if self.started is None:
+            self.started = now
+        reached = (
+            f"{self.files} files" if not within and self.files_read >= self.files
+            else f"{self.read_bytes >> 20} MiB" if self.bytes_read >= self.read_bytes
+            else f"{self.seconds:g} s" if now - self.started >= self.seconds
+            else ""
+        )  # fmt: skip
+        if not reached:
+            return ""
+        spent = f"{self.files_read} files, {self.bytes_read >> 20} MiB, {now - self.started:.0f} s"
+        return f"folders are read for at most {reached}: stopped after {spent}, the rest was not read"
+
+    def take(self, count: int) -> None:
+        """``count`` more bytes of a folder's file. ExpansionStoppedError when it is too much or too late."""
+        self.bytes_read += count
+        why = self.ended(within=True)
+        if why:
+            raise ExpansionStoppedError(why)
 
 
 class Peeked:
@@ -138,6 +174,11 @@ class Leaf:
     note: str = ""
     size: int | None = None
     guards: list[_Guarded] = field(default_factory=list)
+
+    @property
+    def packed(self) -> bool:
+        """Its bytes are not those of the file that was given, but come out of it."""
+        return bool(self.guards)
 
     def trouble(self) -> str:
         """What went wrong while it was read, known only afterwards."""

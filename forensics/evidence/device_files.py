@@ -51,7 +51,8 @@ def _block(cta: CtaState) -> ResidentBlock:
 
 
 def read_core_leaf(leaf: Leaf, path: Path | None, case: CaseFile) -> None:
-    """Read a GPU core dump; from an archive it is first copied to a private temporary file (its name is not used)."""
+    """Read a GPU core dump; a packed one is first unpacked into a private temporary file (its name is not used). ``path``: where
+    its very bytes lie, None if they come out of something."""
     assert leaf.stream is not None
     if path is not None:
         while leaf.stream.read(1 << 20):  # the file's hash is taken while it goes by
@@ -64,12 +65,15 @@ def read_core_leaf(leaf: Leaf, path: Path | None, case: CaseFile) -> None:
             size += len(block)
             if size > _MAX_CORE:
                 case.unread.append(
-                    UnreadItem(what=leaf.path, why="a core dump of more than 8 GiB in an archive", remedy="unpack it first")
+                    UnreadItem(what=leaf.path, why="a packed core dump of more than 8 GiB", remedy="unpack it first")
                 )
                 case.parts.append(InputPart(leaf.path, "", "unread", note="larger than 8 GiB"))
                 return
             copy.write(block)
         copy.flush()
+        leaf.size = size
+        if trouble := leaf.trouble():
+            case.unread.append(UnreadItem(what=leaf.path, why=trouble, remedy="get the whole file"))
         _read_core(leaf, Path(copy.name), case)
 
 

@@ -27,8 +27,10 @@ from .metrics import read_metrics
 from .nccl_ras import read_nccl_ras
 from .nccl_watchdog import read_watchdog
 from .nvidia_smi import read_nvidia_smi
+from .opening import open_patiently
 from .proc_files import read_proc_files
 from .read_failures import read_failures
+from .recognised import name_unrecognised
 from .refs import Ref, Section
 from .scheduler_dump import read_scheduler_dump
 from .sections import split_sections
@@ -58,7 +60,6 @@ READERS: tuple[tuple[str, Reader], ...] = (
 )
 #: Those that read whole JSON documents; patterns for log lines have no business in them.
 DOCUMENT_READERS = tuple(entry for entry in READERS if entry[0] in ("host stacks", "NCCL RAS", "flight recorder", "diagnosis"))
-_MAX_PARTS = 5_000
 _MAX_PICKLE = 256 << 20
 _JSON_WHOLE = 64 << 20
 
@@ -79,16 +80,20 @@ def read_paths(paths: Sequence[Path], budget: Budget | None = None) -> CaseFile:
     for given in paths:
         if not given.exists():
             raise UsageError(f"no such file or folder: {given}")
-        for path, shown, note in _walk(given, case):
+        first_part, first_unread, folder = len(case.parts), len(case.unread), given.is_dir()
+        for path, shown, note in _walk(given, case, budget):
             if note:
                 case.parts.append(InputPart(shown, "", "unread", note=note))
                 continue
             try:
-                _read_file(path, shown, case, budget, orders, done)
+                _read_file(path, shown, case, budget, orders, done, in_folder=folder)
             except ExpansionStoppedError as stop:
                 _unread(case, shown, str(stop), "unpack it where it may grow, and give the files")
             except OSError as error:
                 _unread(case, shown, f"{error.strerror or error}", "check permissions, or copy the file first")
+        name_unrecognised(
+            case, _shown(str(given)), case.parts[first_part:], folder=folder, reported=len(case.unread) > first_unread
+        )
     _finish(case)
     return case
 
@@ -112,13 +117,25 @@ def _unread(case: CaseFile, what: str, why: str, remedy: str = "") -> None:
     case.unread.append(UnreadItem(what=what, why=why, remedy=remedy))
 
 
-def _walk(given: Path, case: CaseFile) -> Iterator[tuple[Path, str, str]]:
+def _walk(given: Path, case: CaseFile, budget: Budget) -> Iterator[tuple[Path, str, str]]:
     """(path, shown name, note). A note means: listed, not read."""
     if not given.is_dir():
         yield given, _shown(given.name), ""
         return
-    count = 0
-    for folder, names, files in os.walk(given, followlinks=False):
+
+    def refused(error: OSError) -> None:
+        name = _shown(str(error.filename or given))
+        _unread(case, name, f"the folder could not be listed: {error.strerror or error}", "check permissions")
+
+    def over() -> bool:
+        why = budget.ended()
+        if why:
+            case.unread.append(UnreadItem(what=_shown(str(given)), why=why, remedy="give the files that matter by their names"))
+        return bool(why)
+
+    for folder, names, files in os.walk(given, followlinks=False, onerror=refused):
+        if over():
+            return
         names.sort()
         for name in list(names):
             if os.path.islink(os.path.join(folder, name)):
@@ -131,16 +148,9 @@ def _walk(given: Path, case: CaseFile) -> Iterator[tuple[Path, str, str]]:
         for name in sorted(files):
             path = Path(folder, name)
             shown = _shown(os.path.relpath(path, given))
-            count += 1
-            if count > _MAX_PARTS:
-                case.unread.append(
-                    UnreadItem(
-                        what=str(given),
-                        why=f"more than {_MAX_PARTS} files: the rest was not read",
-                        remedy="give the files that matter",
-                    )
-                )
+            if over():
                 return
+            budget.files_read += 1
             if path.is_symlink():
                 yield path, shown, "a link: not followed (give the file it points to)"
                 continue
@@ -154,10 +164,10 @@ def _shown(name: str) -> str:
 
 
 class _Hashing:
-    """Reads a file, hashing what goes by."""
+    """Reads a file, hashing what goes by. ``budget``: that of the folder it lies in."""
 
-    def __init__(self, handle: Readable) -> None:
-        self._handle = handle
+    def __init__(self, handle: Readable, budget: Budget | None) -> None:
+        self._handle, self._budget = handle, budget
         self.digest = hashlib.sha256()
         self.count = 0
 
@@ -165,10 +175,14 @@ class _Hashing:
         data = self._handle.read(size)
         self.digest.update(data)
         self.count += len(data)
+        if self._budget is not None:
+            self._budget.take(len(data))
         return data
 
 
-def _read_file(path: Path, shown: str, case: CaseFile, budget: Budget, orders: _Orders, done: set[tuple[int, int]]) -> None:
+def _read_file(
+    path: Path, shown: str, case: CaseFile, budget: Budget, orders: _Orders, done: set[tuple[int, int]], *, in_folder: bool
+) -> None:
     before = path.stat()
     if not stat.S_ISREG(before.st_mode):
         case.parts.append(InputPart(shown, "", "unread", note="a pipe, socket or device: not opened"))
@@ -179,16 +193,22 @@ def _read_file(path: Path, shown: str, case: CaseFile, budget: Budget, orders: _
         return
     done.add(identity)
     first_part = len(case.parts)
-    with path.open("rb") as handle:
-        hashing = _Hashing(handle)
+    with open_patiently(path, budget.clock) as (handle, descriptor):
+        hashing = _Hashing(handle, budget if in_folder else None)
         for leaf in expand(shown, hashing, budget, size=before.st_size):
             _read_leaf(leaf, path, case, orders)
             for note in (leaf.note, leaf.trouble()):
                 if note and (not case.parts[first_part:] or case.parts[-1].note != note):
                     case.parts.append(InputPart(leaf.path, "", "partly", note=note))
         whole = hashing.count == before.st_size
-        after = os.fstat(handle.fileno())
-    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or (not whole and hashing.count > before.st_size):
+        after = os.fstat(descriptor)
+    if handle.trouble:
+        case.parts.append(InputPart(shown, "", "partly", note=handle.trouble))
+        case.unread.append(UnreadItem(what=shown, why=handle.trouble, remedy="copy what matters of it into a file, and give that"))
+    made_by_kernel = after.st_size == before.st_size == 0
+    if not made_by_kernel and (
+        (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or (not whole and hashing.count > before.st_size)
+    ):
         case.parts.append(
             InputPart(shown, "", "partly", note="it changed while it was read: what is here is a snapshot of several moments")
         )
@@ -212,7 +232,7 @@ def _read_leaf(leaf: Leaf, path: Path, case: CaseFile, orders: _Orders) -> None:
     if leaf.kind == "empty":
         case.parts.append(InputPart(leaf.path, "", "read", note="empty"))
     elif leaf.kind == "gpu-core":
-        read_core_leaf(leaf, path if "!" not in leaf.path else None, case)
+        read_core_leaf(leaf, None if leaf.packed else path, case)
     elif leaf.kind == "pickle":
         _read_pickle(leaf, case)
     elif leaf.kind in ("elf", "binary"):
