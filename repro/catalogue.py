@@ -111,8 +111,19 @@ def run_show(name: str, common: Common) -> int:
 
 
 def _plan_lines(schema: Mapping[str, Any]) -> list[str]:
+    from ..kernels.graphs import default_capture_sizes
+    from ..scenarios.drain import DEFAULT_LAYERS, DrainPlan
+
     lines = ["The plan's fields (a flag each, or --plan FILE):"]
+    plan = DrainPlan()
+    # Defaults that depend on other fields or on the ground: in the schema they are null.
+    made = {
+        "capture_sizes": ",".join(map(str, default_capture_sizes(plan.max_num_seqs, plan.next_n))),
+        "layers": " or ".join(map(str, sorted(set(DEFAULT_LAYERS.values())))),
+    }
     for field, facts in schema["properties"].items():
         if field != "schema":
-            lines += wrap(f"  {field:<15}{facts.get('default')!s:<12} {facts.get('description', '')}", indent=" " * 29)
+            lines += wrap(
+                f"  {field:<15}{made.get(field, facts.get('default'))!s:<12} {facts.get('description', '')}", indent=" " * 29
+            )
     return lines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import ReproError, RunStoreError, UsageError
+from ..errors import ReproError, RunStoreError, UnavailableError, UsageError
 from ..kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
 from ..reports.document import FixText, ReportSource
 from ..scenarios.drain import DecodeStep, DrainPlan, Producer
@@ -24,7 +24,7 @@ from .grounds import choose_ground, grounds_here, make_ground, require_ground
 from .interpreted_device import SCHEDULES, machine_words, residency_notes
 from .kernel_choice import choose_kernel
 from .leftovers import mark_run
-from .narrate import first_lines, last_lines, progress_line
+from .narrate import first_lines, last_lines, progress_line, with_article
 from .prepare import PreparedRun, prepare_drain
 from .report_files import reports_of, write_reports
 from .run import Diagnose, RunResult, RunSettings, run_workload
@@ -132,6 +132,11 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
     screen.progress("looking for a place to run")
     ground, why = choose_ground(flags.on, grounds_here(probe_machine(version=lambda _argv: None)))
     require_ground(ground)
+    if flags.via == "op" and ground == "cpu":
+        what = "--via op needs a GPU: the op of vLLM launches through torch"
+        if flags.on is None:
+            raise UnavailableError(f"{what}; here {why}")
+        raise UsageError(f"{what}, and --on cpu interprets the kernel", help_text="Leave out --via, or give --on gpu")
     device, ordinal = _device(ground, flags)
     screen.progress(f"getting the kernel {spec}")
     chosen = choose_kernel(
@@ -202,7 +207,8 @@ class _OnScreen:
 def _target(job: DrainJob) -> str:
     device = job.prepared.device
     if job.ground == "cpu":
-        return f"machine code of {device.arch}, instruction by instruction, as on a {device.name} ({machine_words(job.prepared)})"
+        where = f"as on {with_article(device.name)} ({machine_words(job.prepared)})"
+        return f"machine code of {device.arch}, instruction by instruction, {where}"
     return f"{device.name} ({device.arch}, {device.num_sms} SMs), GPU {job.prepared.request.device}"
 
 

@@ -15,7 +15,23 @@ from ..scenarios.drain import DecodeStep, DrainPlan, schedule_line
 from .console import printable, wrap
 from .run import RunResult
 
-__all__ = ["autopsy_lines", "expectation", "first_lines", "kernel_line", "last_lines", "progress_line", "proof_lines"]
+__all__ = [
+    "autopsy_lines",
+    "expectation",
+    "first_lines",
+    "kernel_line",
+    "last_lines",
+    "progress_line",
+    "proof_lines",
+    "with_article",
+]
+
+
+def with_article(name: str) -> str:
+    """A device's name as it is spoken: ``an RTX 5090``, ``an H200``, ``a Tesla T4``. A first word in capitals is spelt out."""
+    first = name.partition(" ")[0]
+    vowels = "AEFHILMNORSX" if first.isupper() else "AEIOaeio"
+    return f"{'an' if name.startswith(tuple(vowels)) else 'a'} {name}"
 
 
 def kernel_line(kernel: KernelImage, guarded: bool | None) -> str:

@@ -20,11 +20,21 @@ __all__ = ["Common", "PlanFlags", "RelativeFlags", "RunFlags", "flags"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+def _place(text: str | Path) -> Path:
+    """A path as given; an empty one, as from an unset variable of a script, is not the current directory."""
+    if not str(text):
+        raise typer.BadParameter("it is empty")
+    return Path(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Common:
     """The five flags of every verb."""
 
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this directory (or file) instead of ./runs/…")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write to this directory (or file) instead of ./runs/…", parser=_place, metavar="PATH"),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output, all text on standard error.")] = (
         False
     )
@@ -74,7 +84,10 @@ class RunFlags:
         int | None, typer.Option("--slots-per-sm", help="With --on cpu: CTAs that an SM holds at once.", min=1, max=64)
     ] = None
     schedule: Annotated[
-        str, typer.Option("--schedule", help="With --on cpu: smallest-pc, or by --seed: random, priority (one CTA gets far ahead).")
+        str,
+        typer.Option(
+            "--schedule", help="With --on cpu: smallest-pc, random or priority (one CTA gets far ahead); the last two by --seed."
+        ),
     ] = "smallest-pc"
     checks: Annotated[
         bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,6 +223,8 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
         lines.append(f"experiment: a large count into every counter: {ended}; {after}")
     lines.append(f"run directory: {folder}")
     screen.tell([line for line in lines if line])
+    if diagnosis.outcome == "hang":
+        screen.say(f"next: {diagnosis.next or shlex.join(['dsv4-repro', 'report', str(folder)])}")
     screen.document({**diagnosis.document(), "run": str(folder), "exit_status": status})
     return status
 

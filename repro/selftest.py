@@ -24,6 +24,7 @@ from .console import Screen, wrap
 from .doctor import Check, checks
 from .drain_run import DrainJob, Executed, execute, job_of
 from .machine import Machine, probe_machine
+from .narrate import with_article
 from .options import Common, PlanFlags, RunFlags
 from .runstore import RunStore, dump_json
 
@@ -199,9 +200,10 @@ def run_selftest(
     screen = Screen(as_json=common.as_json)
     machine = probe_machine()
     ground = _choose(on, machine)
+    file = _file_of(common.out)
     deadline = Deadline(common.timeout or _DEFAULT_BUDGET_S, clock)
     began = clock.monotonic()
-    with RunStore.create("selftest", out=common.out, clock=clock) as store:
+    with RunStore.create("selftest", out=None if file else common.out, clock=clock) as store:
         folder = store.path
         cells: list[Cell] = []
         job: DrainJob | None = None
@@ -229,9 +231,11 @@ def run_selftest(
             store.emit("cell", **cells[-1].model_dump(mode="json"))
         report = _report(machine, ground, job, cells, clock.monotonic() - began, clock)
         _write(folder, report)
+        if file is not None:
+            write_atomic(file, _files(report)[f"selftest{file.suffix}"])
     lines = selftest_lines(report)
     screen.say(*lines)
-    screen.tell([f"Paste this back: {folder / 'selftest.txt'}"])
+    screen.tell([f"Paste this back: {file or folder / 'selftest.txt'}"])
     screen.document(report.document())
     return {"clean": 0, "other": 4}.get(report.outcome, 5)
 
@@ -246,7 +250,7 @@ def _report(
         version=__version__,
         when=utc_stamp(clock),
         ground=ground,
-        device=f"interpreted, as on a {name}" if ground == "cpu" else name,
+        device=f"interpreted, as on {with_article(name)}" if ground == "cpu" and described else name,
         sm=described.sm if described else None,
         driver=machine.driver,
         cuda_driver=machine.cuda_driver,
@@ -269,6 +273,20 @@ def _without_paths(check: Check) -> Check:
     return check.model_copy(update={"found": re.sub(r"(?<!\w)/[^\s:,;)]+", "(path)", check.found)})
 
 
+def _files(report: SelftestReport) -> dict[str, bytes]:
+    text = "\n".join(selftest_lines(report)) + "\n"
+    return {"selftest.json": dump_json(report.document()), "selftest.txt": text.encode("utf-8", errors="backslashreplace")}
+
+
 def _write(folder: Path, report: SelftestReport) -> None:
-    write_atomic(folder / "selftest.json", dump_json(report.document()))
-    write_atomic(folder / "selftest.txt", ("\n".join(selftest_lines(report)) + "\n").encode("utf-8", errors="backslashreplace"))
+    for name, data in _files(report).items():
+        write_atomic(folder / name, data)
+
+
+def _file_of(out: Path | None) -> Path | None:
+    """The file that ``--out`` names: one that ends in .json or .txt; None for a directory. UsageError before a minute is spent."""
+    if out is None or out.suffix not in (".json", ".txt") or out.is_dir():
+        return None
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no directory {out.parent}")
+    return out

@@ -337,10 +337,10 @@ def run_minimise(target: Path, common: Common, *, on: str | None = None, confirm
     screen.end_progress()
     screen.tell(
         [
+            *done.account.lines,
             f"HANG {done.identity}: {done.case.line()}: grid {done.launch['grid']}, {done.launch['ctas_per_group']} CTAs a group",
             f"{done.confirm} of {done.confirm}: a launch hangs with a chance of at least {done.hazard:.3f} at "
             f"{CONFIDENCE * 100:g} %; {done.account.candidates} candidates, {done.account.trials} trials",
-            *done.account.lines,
             f"smallest plan: {' '.join(done.cell.command(done.seed))}",
             f"reproducer: {path}",
         ]

@@ -87,6 +87,12 @@ def run_verify(name: str, common: Common, plan_flags: PlanFlags, flags: VerifyFl
     if flags.ablate:
         rows = ablation_cells(Cell(**{**_shallow(base), "kernel": flags.unfixed}), fixed=flags.fixed)
     screen.tell([f"verify {name} on {ground} ({why}): {len(rows)} rows; {rates.line()}"])
+    if flags.trials < rates.windows_when_clean:
+        screen.note(
+            f"--trials {flags.trials} is too few to call a row CLEAN: that takes {rates.windows_when_clean} windows without "
+            "a hang, and a trial reaches one at most. Such a row will be INCONCLUSIVE; give "
+            f"--trials {rates.windows_when_clean} or more"
+        )
 
     def watch(outcome: CellOutcome) -> None:
         test = outcome.test

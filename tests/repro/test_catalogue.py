@@ -40,4 +40,8 @@ def test_the_verbs_answer_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["scenario"]["class"] == "gpu-spin-barrier"
     assert "requests" in document["plan_schema"]["properties"]
     assert main(["show", "drain"]) == 0
-    assert "min_live" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "min_live" in shown
+    assert "None" not in shown, "a default that vLLM computes is shown as what it comes to"
+    assert "capture_sizes  1,2,4,8,16,24,32,40,48,56,64 " in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())

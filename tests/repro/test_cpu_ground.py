@@ -263,7 +263,7 @@ def test_a_leader_whose_peer_never_started_is_not_said_to_be_left(drain: Callabl
 
 def test_a_named_device_stands_for_its_architecture(drain: Callable[..., Done]) -> None:
     run = drain("--device", "RTX 5090")
-    assert "as on a RTX 5090 (170 SMs" in run.words
+    assert "as on an RTX 5090 (170 SMs" in run.words
     assert run.status == 3
     assert drain("--device", "RTX 5090", "--arch", "sm_90").status == 2
 

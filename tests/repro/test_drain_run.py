@@ -17,6 +17,7 @@ from dsv4_repro.kernels.devices import device_for_sm
 from dsv4_repro.repro import drain_flags, drain_run
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.leftovers import PARENT_VARIABLE, RUN_VARIABLE
+from dsv4_repro.repro.narrate import with_article
 from dsv4_repro.repro.runread import open_run, read_timeline
 
 #: Four requests, one leaves: the danger step is the first with three live.
@@ -305,3 +306,44 @@ def test_the_next_command_stands_on_one_line(play: Any, fakes: Any, capsys: pyte
     play(fakes.ground(script={_danger(fakes): "hung"}))
     main(["run", "drain", "--on", "gpu", *SMALL])
     assert f"next: {command}" in capsys.readouterr().out.splitlines()
+
+
+def test_vllms_op_needs_a_gpu_and_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["run", "drain", "--via", "op", "--on", "cpu"]) == 2
+    assert "--via op needs a GPU" in capsys.readouterr().err
+    monkeypatch.setattr(drain_run, "choose_ground", lambda *_arguments: ("cpu", "no GPU is free"))
+    assert main(["run", "drain", "--via", "op"]) == 5
+    assert "--via op needs a GPU" in capsys.readouterr().err
+
+
+def test_help_names_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "drain", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "smallest-pc, random or priority" in shown
+
+
+@pytest.mark.parametrize("words", [["run", "drain"], ["doctor"], ["verify", "drain"], ["selftest"]])
+def test_an_empty_out_is_a_usage_error(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--out", ""]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("RTX 5090", "an RTX 5090"),
+        ("NVIDIA H200", "an NVIDIA H200"),
+        ("H100 PCIe", "an H100 PCIe"),
+        ("L40S", "an L40S"),
+        ("B200", "a B200"),
+        ("GB200", "a GB200"),
+        ("Tesla T4", "a Tesla T4"),
+        ("Quadro RTX 6000", "a Quadro RTX 6000"),
+    ],
+)
+def test_a_device_has_the_article_that_is_spoken(name: str, said: str) -> None:
+    assert with_article(name) == said

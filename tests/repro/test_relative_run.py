@@ -42,6 +42,15 @@ def test_a_hang_leaves_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFix
     assert (verdict["class"], verdict["cause"]) == ("gpu-spin-barrier", "not-co-resident")
 
 
+def test_after_a_hang_the_next_command_is_told_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a run"
+    assert main(["run", "oversubscribe", "--out", str(folder)]) == 3
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
+    known = json.loads((folder / "diagnosis.json").read_text()).get("next")
+    command = known or f"dsv4-repro report '{folder}'"
+    assert line == f"next: {command}"
+
+
 def test_a_wrong_answer_is_another_failure_and_a_fix_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "histogram-ring", "--out", str(tmp_path / "a"), "--json"]) == 4
     capsys.readouterr()

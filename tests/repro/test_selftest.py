@@ -94,6 +94,19 @@ def test_all_as_expected_is_0_and_leaves_one_small_file(on_a_card: Any, capsys: 
     assert [ground.calls.count("capture+dump") for ground in grounds] == [1, 0, 0], "one dump is enough"
 
 
+@pytest.mark.parametrize("name", ["x.json", "x.txt"])
+def test_out_with_a_files_name_writes_that_file(
+    on_a_card: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    assert main(["selftest", "--out", name]) == 0
+    assert f"Paste this back: {name}" in capsys.readouterr().out
+    assert (tmp_path / name).is_file()
+    (run,) = (tmp_path / "runs" / "selftest").iterdir()
+    assert (tmp_path / name).read_bytes() == (run / f"selftest{Path(name).suffix}").read_bytes()
+    assert main(["selftest", "--out", f"nowhere/{name}"]) == 2
+    assert len(list((tmp_path / "runs" / "selftest").iterdir())) == 1, "refused before anything was run"
+
+
 def test_a_guard_that_hangs_is_4_and_stands_out(on_a_card: Any, capsys: pytest.CaptureFixture[str]) -> None:
     behaves, _ = on_a_card
     behaves["guarded hangs"] = True

@@ -116,7 +116,11 @@ def test_the_published_case_shrinks_to_one_row_of_minus_one_and_two_ctas(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["minimise", str(run_folder), "--json", "--confirm", "3"]) == 3
-    document = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    told = [line for line in captured.err.splitlines() if line.startswith(("plan: ", "launch: ", "HANG ", "smallest plan: "))]
+    assert [line.partition(" ")[0] for line in told][-2:] == ["HANG", "smallest"], "how it was shrunk stands before the verdict"
+    assert len(told) > 2
+    document = json.loads(captured.out)
     jsonschema.validate(document, schema_of("minimise"))
     assert document["case"]["lengths"] == [-1]
     assert document["launch"]["ctas_per_group"] == document["launch"]["grid"] == 2

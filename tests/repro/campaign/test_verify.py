@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 
 from dsv4_repro.clock import FakeClock
-from dsv4_repro.errors import UsageError
+from dsv4_repro.errors import UnavailableError, UsageError
 from dsv4_repro.repro.__main__ import main
+from dsv4_repro.repro.campaign import verify_run
 from dsv4_repro.repro.campaign.cells import Cell, TrialResult
 from dsv4_repro.repro.campaign.matrix import ablation_cells, fix_cells
 from dsv4_repro.repro.campaign.sequential import Rates
@@ -190,6 +191,19 @@ def test_a_plan_that_never_reaches_the_window_is_inconclusive(outside: Path, cap
     document = json.loads(capsys.readouterr().out)
     assert (status, document["outcome"]) == (5, "inconclusive")
     assert {row["word"] for row in document["rows"]} == {"INCONCLUSIVE"}
+
+
+@pytest.mark.parametrize(("trials", "warned"), [(43, True), (44, False)])
+def test_too_few_trials_to_decide_is_said_first(
+    outside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trials: int, warned: bool
+) -> None:
+    def stop(*_arguments: Any, **_options: Any) -> None:
+        raise UnavailableError("nothing is run here")
+
+    monkeypatch.setattr(verify_run, "run_matrix", stop)
+    assert Rates().windows_when_clean == 44
+    assert main(["verify", "drain", "--on", "cpu", "--trials", str(trials)]) == 5
+    assert (f"--trials {trials} is too few to call a row CLEAN" in capsys.readouterr().err) is warned
 
 
 @pytest.mark.parametrize(
