@@ -237,6 +237,10 @@ _FEW = {
 }
 
 
+#: A comment in a program's source speaks of results and errors, and reports none.
+_COMMENT = re.compile(r"\s*(?:#+|//+) ")
+
+
 def _chosen(section: Section, kind: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
     """Matches with their line's index: one a line, all claimed, the middle of very many left out."""
     most = _FEW.get(kind, _MOST)
@@ -248,6 +252,8 @@ def _chosen(section: Section, kind: str, pattern: re.Pattern[str]) -> Iterator[t
         if index == last:
             continue
         last = index
+        if _COMMENT.match(section.lines[index]):
+            continue
         section.claim(index)
         if len(head) < most // 2:
             head.append((index, match))

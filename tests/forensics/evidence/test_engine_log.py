@@ -141,3 +141,12 @@ def test_sglang_batches_are_stats_lines() -> None:
     assert (decode.engine, decode.generation_rate, decode.running, decode.waiting, decode.kv) == ("TP4", 120.5, 8, 3, 5.0)
     assert prefill.prompt_rate > 0
     assert [e.kind for e in case.events if e.kind == "rpc-timeout"] == ["rpc-timeout"]
+
+
+@pytest.mark.parametrize("mark", ["# ", "    # ", "// ", "\t/// ", "## "])
+@pytest.mark.parametrize(
+    "words", ["this silently produces incorrect results", "candidate buffer overflow in row 0", "histogram ring reuse"]
+)
+def test_a_comment_in_source_reports_nothing(mark: str, words: str) -> None:
+    assert not read_text("util.py", f"def f():\n{mark}{words}\n    return 1\n").events
+    assert read_text("log", f"selfcheck: {words}\n").events
