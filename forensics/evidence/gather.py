@@ -30,7 +30,7 @@ from .nvidia_smi import read_nvidia_smi
 from .opening import open_patiently
 from .proc_files import read_proc_files
 from .read_failures import read_failures
-from .recognised import name_unrecognised
+from .recognised import is_python_source, name_unrecognised
 from .refs import Ref, Section
 from .scheduler_dump import read_scheduler_dump
 from .sections import split_sections
@@ -334,6 +334,11 @@ def _read_lines(
     total: int | None = None,
     readers: Sequence[tuple[str, Reader]] | None = None,
 ) -> None:
+    if complete and is_python_source(b"\n".join(line for _, line in lines)):
+        case.parts.append(
+            InputPart(source, "", "read", (), len(lines), len(lines), note="a program's source: nothing was taken from it")
+        )
+        return
     note = "; ".join(notes)
     if not complete and total is not None:
         note = f"{len(lines)} of {total} lines looked at closely" + (f"; {note}" if note else "")

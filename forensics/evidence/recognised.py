@@ -1,18 +1,42 @@
-"""Input in which nothing was recognised: it is named, with what it is instead and what would have been recognised."""
+"""Input in which nothing was recognised: it is named, with what it is instead and what would have been recognised.
+
+And input that is no evidence though words of it look so: a program's source holds the messages that it can print.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
+import warnings
 from collections.abc import Sequence
 
 from ..records import UnreadItem
 from .casefile import CaseFile, InputPart
 
-__all__ = ["WHAT_IS_RECOGNISED", "name_unrecognised", "nothing_recognised"]
+__all__ = ["WHAT_IS_RECOGNISED", "is_python_source", "name_unrecognised", "nothing_recognised"]
 
 WHAT_IS_RECOGNISED = (
     "what is recognised: a GPU core dump, cuda-gdb output, py-spy or faulthandler stacks, a vLLM log, nvidia-smi, dmesg, /metrics, "
     "NCCL RAS, watchdog or flight recorder, ps and /proc, a run directory; each also packed"
 )
+
+
+_STATEMENT = re.compile(rb"^(?:import|from|def|class|async def) \w", re.MULTILINE)
+_MOST_SOURCE = 2 << 20
+
+
+def is_python_source(text: bytes) -> bool:
+    """Whether all of a text is a Python module that imports or defines something; no log and no stack is."""
+    if len(text) > _MOST_SOURCE or not _STATEMENT.search(text):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return any(isinstance(node, kinds) for node in tree.body)
 
 
 def name_unrecognised(case: CaseFile, name: str, parts: Sequence[InputPart], *, folder: bool, reported: bool) -> None:

@@ -220,3 +220,15 @@ def test_folders_are_read_within_one_budget(kind: str, tmp_path: Path, monkeypat
 def test_the_budget_is_enough_for_what_is_in_it(tmp_path: Path) -> None:
     assert not read_paths([_many(tmp_path / "in", 5, LINE)], Budget(files=6)).unread
     assert not read_paths([_many(tmp_path / "exactly", 5, LINE)], Budget(files=5)).unread
+
+
+def test_a_programs_source_is_no_evidence_and_a_log_that_quotes_it_is(tmp_path: Path) -> None:
+    said = "selfcheck: candidate buffer overflow in row 0"
+    source = f'import sys\n\n\ndef main():\n    """Prints:\n\n    {said}\n    """\n    print("{said}", "\\d")\n'
+    (tmp_path / "check").write_text(source)
+    result = autopsy_paths([tmp_path / "check"])
+    assert result.diagnosis.outcome == "inconclusive"
+    assert "source" in result.inputs[0].note
+    (tmp_path / "log").write_text(f"{said}\n{source}")
+    assert read_paths([tmp_path / "log"]).events
+    assert read_paths([tmp_path]).events
