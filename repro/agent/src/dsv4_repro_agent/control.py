@@ -1,10 +1,13 @@
-"""The agent's two threads: one watches the control file, asks events and answers; one owns the side stream (rescue, row states).
+"""The agent's three threads: one reads and writes files and never calls the driver (so that it can still say that the others are
+blocked), one asks events, one owns the side stream (rescue, row states).
 
 Files in the agent's folder, all written whole:
 
 * ``control.json`` ``{"recorder": bool, "guard": bool}``: switches, for all workers; what it does not name stays.
 * ``status-PID-START.json``: features found and missing, switches, events; rewritten when it changes.
-* ``ask-PID-START.json`` ``{"id": str}``: a request for the row states; answered in ``answer-PID-START.json`` with the same id.
+* ``ask-PID-START.json`` ``{"id": str}``: a request for the row states; answered in ``answer-PID-START.json`` with the same id. With
+  ``"kind": "release"`` the known wait is released as the rescue would, under the same conditions, at most ``RELEASE_S`` a request;
+  with ``"guard": true`` beside it the guard is armed first.
 """
 
 from __future__ import annotations
@@ -21,17 +24,27 @@ from .driver import Driver, DriverError
 from .guard import Guard
 from .hooks import Hooks
 from .recorder import Recorder
-from .rescue import READS, RELEASE_COUNT, find_wait, zeroed_before_launch
+from .rescue import READS, RELEASE_COUNT, KnownWait, find_wait, zeroed_before_launch
 from .ring import process_start
 from .said import Said, write_json
 from .settings import Settings
-from .sidestream import Launch, SideStream, SideStreamError
+from .sidestream import Launch, SideStream, SideStreamBusyError, SideStreamError
 
 __all__ = ["Agent"]
 
 MAX_FILE = 64 << 10
-ANSWER_S = 0.8
+ANSWER_S = 1.5
+#: A request to release works for so long at most; the asker asks again.
+RELEASE_S = 0.6
+#: A rescue works for so long before it looks at requests again.
+BURST_S = 2.0
 MAX_RELEASES_PER_STALL = 2000
+#: Between two reads of the counters: at the first wait of a stall, and at those behind it (a leader whose row is negative can only
+#: stay: what the reads exclude is a wait that the device is about to end).
+FIRST_GAP_S, NEXT_GAP_S = 0.002, 0.0003
+#: After a release the next launch has come to its own wait within so long, or there is none.
+SETTLE_S = 0.03
+BLOCKED_S = 2.0
 
 
 class Agent:
@@ -45,18 +58,25 @@ class Agent:
         self._driver: Driver | None = None
         self._stop = threading.Event()
         self._ask: str | None = None
+        self._ask_release = False
+        self._side_since = 0.0
+        self._said_blocked = False
+        self._counted: tuple[int, ...] = ()
+        self._status_at = 0.0
         self._answered: str | None = None
         self._asked_at = 0.0
         self._control: tuple[int, int] | None = None
         self._ask_seen: tuple[int, int] | None = None
         self._threads: list[threading.Thread] = []
         self.releases = 0
+        #: Stalls that ended after at least one release.
+        self.rescues = 0
 
     def start(self) -> None:
-        """Start both threads (daemons: they never keep the process), at the first step that this process runs."""
+        """Start the threads (daemons: they never keep the process), at the first step that this process runs."""
         # The guard alone needs no side stream.
         side = (self._side,) if self.settings.agent or self.settings.rescue else ()
-        for target in (self._watch, *side):
+        for target in (self._watch, self._events, *side):
             thread = threading.Thread(target=target, name=f"dsv4-repro-agent{target.__name__}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -66,7 +86,8 @@ class Agent:
         self.name = f"{os.getpid()}-{process_start()}"
         self._threads, self._driver, self._stop = [], None, threading.Event()
         self._ask = self._answered = self._control = self._ask_seen = None
-        self.releases = 0
+        self._side_since, self._said_blocked = 0.0, False
+        self.releases = self.rescues = 0
         self.said.after_fork()
         self.recorder.after_fork()
 
@@ -76,10 +97,28 @@ class Agent:
         for thread in self._threads:
             thread.join(5)
 
-    # -- the watching thread -------------------------------------------------------------------------------------------------
+    # -- the threads of files and of events ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        looked = 0.0
+        while not self._stop.is_set():
+            try:
+                self._blocked()
+                self._files(time.monotonic())
+            except Exception as error:  # the folder is full or gone: said once; the server is none of its business
+                self.said.feature("control", False, f"{type(error).__name__}: {error}")
+            self._stop.wait(0.1)
+
+    def _blocked(self) -> None:
+        """Say once that the side stream's thread is held inside the driver, and that it is free again."""
+        since = self._side_since
+        blocked = since != 0.0 and time.monotonic() - since > BLOCKED_S
+        if blocked and not self._said_blocked:
+            self.said.feature("side stream", False, f"unavailable: a call of the driver has not returned for {BLOCKED_S:g} s")
+        elif self._said_blocked and not blocked:
+            self.said.feature("side stream", True, "ready again")
+        self._said_blocked = blocked
+
+    def _events(self) -> None:
         entered = False
         while not self._stop.is_set():
             try:
@@ -87,12 +126,8 @@ class Agent:
                     entered = True
                     self._enter()
                 self.recorder.poll(self._driver.event_query if self._driver is not None else None)
-                now = time.monotonic()
-                if now - looked > 0.1:
-                    looked = now
-                    self._files(now)
-            except Exception as error:  # the folder is full or gone: said once; the server is none of its business
-                self.said.feature("control", False, f"{type(error).__name__}: {error}")
+            except Exception as error:  # not as expected: said once
+                self.said.feature("events", False, f"{type(error).__name__}: {error}")
             self._stop.wait(0.005 if self.recorder.stalled_for() else 0.05)
 
     def _enter(self) -> None:
@@ -114,10 +149,15 @@ class Agent:
                 self.guard.arm(control["guard"], "control file")
         ask = self._read_changed(self.settings.folder / f"ask-{self.name}.json", "_ask_seen")
         if isinstance(ask, dict) and isinstance(ask.get("id"), str) and len(ask["id"]) <= 64:
+            self._ask_release = ask.get("kind") == "release"
+            if self._ask_release and ask.get("guard") is True:
+                self.guard.arm(True, "asked for with a release")
             self._ask, self._asked_at = ask["id"], now
         if self._ask is not None and now - self._asked_at > ANSWER_S:
             self._answer(self._ask, {"error": f"the side stream gave no answer within {ANSWER_S} s (not set up, or blocked)"})
-        if self.said.changed:
+        counted = (self.releases, self.rescues, self.guard.clamped, self.recorder.averted)
+        if self.said.changed or (counted != self._counted and now - self._status_at > 1.0):
+            self._counted, self._status_at = counted, now
             self.status()
 
     def _read_changed(self, path: Path, memory: str) -> Any:
@@ -154,6 +194,12 @@ class Agent:
                     "rescue": self.settings.rescue,
                 },
                 "releases": self.releases,
+                "counters": {
+                    "releases": self.releases,
+                    "rescues": self.rescues,
+                    "guarded_builds": self.guard.clamped,
+                    "averted_waits": self.recorder.averted,
+                },
                 **self.said.document(),
             },
         )
@@ -170,40 +216,57 @@ class Agent:
 
     def _side(self) -> None:
         stream: SideStream | None = None
-        refused = ""
         while not self._stop.is_set():
+            self._side_since = 0.0
             self._stop.wait(0.005)
-            if not self.recorder.serving or self.recorder.capturing or self.recorder.device < 0 or refused:
+            # Nothing is made or copied while graphs are captured; the first step of a request comes after the first capture.
+            if not self.recorder.serving or self.recorder.capturing or self.recorder.device < 0:
                 continue
-            if stream is None:
-                # Made before it is needed: in a wedge, making it might wait for the device.
-                try:
-                    stream = SideStream(Driver(self.library), self.recorder.device)
-                    self.said.feature("side stream", True, "ready")
-                except DriverError as error:
-                    refused = str(error)
-                    self.said.feature("side stream", False, f"unavailable: {error}")
-                    continue
-                if self.settings.rescue:
-                    able, why = zeroed_before_launch(self.vllm)
-                    self.said.feature("rescue", able, why)
+            self._side_since = time.monotonic()
             try:
-                ask = self._ask
-                if ask is not None:
-                    self._answer(ask, self.row_states(stream))
-                if (
-                    self.settings.rescue
-                    and self.recorder.stalled_for() > self.settings.stall_s
-                    and zeroed_before_launch(self.vllm)[0]
-                ):
-                    # A long prefill is overdue too: it is looked at twenty times a second, not two hundred.
-                    self._stop.wait(0.0 if self.rescue(stream) else 0.05)
+                if stream is None:
+                    # Made before it is needed: in a wedge, making it might wait for the device.
+                    stream = self._side_stream()
+                self._work(stream)
+            except DriverError as error:
+                self._refuse(f"unavailable: {error}")
+                return
+            except SideStreamBusyError as error:
+                # Said once; it is tried again, because a copy behind a long prefill comes back.
+                self.said.feature("side stream", False, f"busy: {error}")
+                self._stop.wait(0.1)
             except SideStreamError as error:
-                refused = str(error)
-                self.said.feature("side stream", False, f"unavailable: {error}")
+                self._refuse(f"unavailable: {error}")
+                return
             except Exception as error:  # not as expected: steps aside, once
-                refused = f"{type(error).__name__}: {error}"
-                self.said.feature("side stream", False, f"off: {refused}")
+                self._refuse(f"off: {type(error).__name__}: {error}")
+                return
+
+    def _refuse(self, why: str) -> None:
+        self._side_since = 0.0
+        self.said.feature("side stream", False, why)
+
+    def _side_stream(self) -> SideStream:
+        stream = SideStream(Driver(self.library), self.recorder.device)
+        self.said.feature("side stream", True, "ready")
+        if self.settings.rescue:
+            able, why = zeroed_before_launch(self.vllm)
+            self.said.feature("rescue", able, why)
+        return stream
+
+    def _work(self, stream: SideStream) -> None:
+        """One look: the request that waits, if one does, and the rescue, if a step is overdue."""
+        ask = self._ask
+        if ask is not None:
+            self._answer(ask, self.release(stream) if self._ask_release else self.row_states(stream))
+        if self.settings.rescue and self.recorder.overdue_for() > self.settings.stall_s and zeroed_before_launch(self.vllm)[0]:
+            released, why = self.rescue(stream, BURST_S, "rescue")
+            if not released:
+                if self.recorder.stalled_for() > 2.0:
+                    self.said.feature("stall", True, f"not released: {why}")
+                # A long prefill is overdue too: it is looked at twenty times a second, not two hundred.
+                self._side_since = 0.0
+                self._stop.wait(0.05)
 
     def _captured(self) -> list[Launch]:
         """Launches in graphs: their memory stays as long as the graph. One for each workspace and lengths, the one with most rows
@@ -230,33 +293,71 @@ class Agent:
             )  # fmt: skip
         return {"launches": shown, "stalled_s": self.recorder.stalled_for()}
 
-    def rescue(self, stream: SideStream) -> bool:
-        """Look for the known wait in each captured launch, and release the first. Returns whether one was released."""
+    def release(self, stream: SideStream) -> dict[str, Any]:
+        """What a request to release is answered with: how many launches were released, why no more, and how the guard stands."""
+        able, why = zeroed_before_launch(self.vllm)
+        released = 0
+        if able and self.recorder.overdue_for() <= self.settings.stall_s:
+            able, why = False, "no step is overdue"
+        if able:
+            released, why = self.rescue(stream, RELEASE_S, "asked for")
+        return {
+            "released": released, "why_no_more": why, "guard": self.guard.active, "guard_needed": self.guard.needed,
+            "stalled_s": self.recorder.stalled_for(), "launches": [],
+        }  # fmt: skip
+
+    def rescue(self, stream: SideStream, seconds: float, cause: str) -> tuple[int, str]:
+        """Release one known wait after the other until none is left, for ``seconds`` at most.
+
+        Returns how many were released, and why no more. Events: the first wait in full, and a sum at the end.
+        """
+        begin = settled = time.monotonic()
+        released, why = 0, ""
+        while not self._stop.is_set() and not self.recorder.capturing and time.monotonic() - begin < seconds:
+            self._side_since = time.monotonic()
+            wait, why = self._look(stream, NEXT_GAP_S if released else FIRST_GAP_S)
+            if wait is None:
+                if released == 0 or time.monotonic() - settled > SETTLE_S:
+                    break
+                self._stop.wait(0.0005)
+                continue
+            if not released:
+                self.guard.arm(True, f"first release ({cause})")
+            if self.releases >= MAX_RELEASES_PER_STALL and not self.guard.active:
+                why = f"stopped after {self.releases} releases without a guard to end them"
+                self.said.feature("rescue", False, why)
+                break
+            stream.write_word(wait.address, RELEASE_COUNT)
+            self.releases += 1
+            released += 1
+            settled = time.monotonic()
+            if self.recorder.ring is not None:
+                self.recorder.ring.released()
+            if released == 1:
+                self.said.event(
+                    "released", address=hex(wait.address), group=wait.group, length=wait.length, rows=wait.launch.rows, cause=cause
+                )
+        if released:
+            self.rescues += 1
+            self.said.event("rescued", launches=released, seconds=round(settled - begin, 4), guard=self.guard.active, cause=cause)
+        return released, why
+
+    def _look(self, stream: SideStream, gap: float) -> tuple[KnownWait | None, str]:
+        """The first known wait among the captured launches, or why there is none."""
         why: set[str] = set()
         for launch in self._captured():
             reads: list[Sequence[int]] = []
-            for _ in range(READS):
+            for number in range(READS):
+                if number:
+                    time.sleep(gap)
                 reads.append(stream.counters(launch))
                 if 1 not in reads[-1]:
                     break
-                self._stop.wait(0.002)
             if len(reads) < READS:
                 why.add("no group has one arrival")
                 continue
             wait, reason = find_wait(reads, launch, stream.lengths(launch))
-            if wait is None:
-                why.add(reason)
-                continue
-            self.guard.arm(True, "first rescue")
-            if self.releases >= MAX_RELEASES_PER_STALL and not self.guard.active:
-                self.said.feature("rescue", False, f"stopped after {self.releases} releases without a guard to end them")
-                return False
-            stream.write_word(wait.address, RELEASE_COUNT)
-            self.releases += 1
-            if self.recorder.ring is not None:
-                self.recorder.ring.released()
-            self.said.event("released", address=hex(wait.address), group=wait.group, length=wait.length, rows=launch.rows)
-            return True
-        if self.recorder.stalled_for() > 2.0:
-            self.said.feature("stall", True, "not released: " + ("; ".join(sorted(why)) or "no captured launch of the op is known"))
-        return False
+            if wait is not None:
+                return wait, reason
+            why.add(reason)
+        return None, "; ".join(sorted(why)) or "no captured launch of the op is known"

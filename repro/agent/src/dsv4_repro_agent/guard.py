@@ -83,6 +83,8 @@ class Guard:
         self._said = said
         self.wanted = wanted
         self.needed: bool | None = None
+        #: Metadata builds that were clamped.
+        self.clamped = 0
 
     def examine(self, function: Any) -> None:
         """Run the build's own function and say what follows."""
@@ -127,4 +129,6 @@ class Guard:
 
     def apply(self, result: Any, shared: Any) -> bool:
         """Clamp if active. Returns whether it did."""
-        return self.active and clamp(result, shared)
+        done = self.active and clamp(result, shared)
+        self.clamped += done
+        return done

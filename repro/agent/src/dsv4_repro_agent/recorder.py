@@ -46,6 +46,9 @@ class Recorder:
         self.capturing = False
         self.serving = False
         self.device = -1
+        self._inside_ns = 0
+        #: Steps whose clamped batch had a padding slot on the native path: those that would have wedged.
+        self.averted = 0
 
     def arm(self, armed: bool) -> None:
         """Switch recording on or off; steps under way are finished."""
@@ -60,7 +63,7 @@ class Recorder:
         self._local, self._lock = threading.local(), threading.Lock()
         self._open.clear()
         self._spare.clear()
-        self.ring, self.serving, self.capturing = None, False, False
+        self.ring, self.serving, self.capturing, self._inside_ns = None, False, False, 0
 
     def step_aside(self, where: str, error: BaseException) -> None:
         """Something was not as expected: no more recording, said once."""
@@ -82,6 +85,7 @@ class Recorder:
             self._said.feature("recorder", True, f"records into {self.ring.path}")
         step = self.ring.begin(kind)
         self._local.step = step
+        self._inside_ns = step.begin_ns
         return step
 
     @property
@@ -112,10 +116,13 @@ class Recorder:
         step.next_n, step.native = _whole(next_n), int(bool(native))
         if guarded:
             step.flags |= GUARDED
+            if step.decode_zero > 0 and step.native == 1 and step.next_n > 1:
+                self.averted += 1
 
     def launched(self, step: Step) -> None:
         """The step's launches are queued: put an event behind them."""
         step.launch_ns = time.monotonic_ns()
+        self._inside_ns = 0
         event = self._record_event(step) if self._events else None
         assert self.ring is not None
         self.ring.write(step)
@@ -192,6 +199,11 @@ class Recorder:
             if not self._open:
                 return 0.0
             return max(time.monotonic_ns() - self._open[0][0].launch_ns, 0) / 1e9
+
+    def overdue_for(self) -> float:
+        """As ``stalled_for``, or since a step began that has not launched everything yet: the launch queue may be full."""
+        inside = self._inside_ns
+        return max(self.stalled_for(), (time.monotonic_ns() - inside) / 1e9 if inside else 0.0)
 
 
 def _whole(value: Any) -> int:

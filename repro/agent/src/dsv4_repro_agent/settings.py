@@ -25,7 +25,10 @@ def lookup(name: str, environ: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class Settings:
-    """``recorder`` may be switched at run time by the control file, and so may ``guard``; ``rescue`` is decided at the start."""
+    """``recorder`` may be switched at run time by the control file, and so may ``guard``; ``rescue`` is decided at the start.
+
+    ``ptrace``: let any process of the same user attach a debugger; arms nothing by itself.
+    """
 
     agent: bool
     guard: bool
@@ -34,6 +37,7 @@ class Settings:
     folder: Path
     slots: int = 1024
     stall_s: float = 0.05
+    ptrace: bool = False
 
     @property
     def asked(self) -> bool:
@@ -54,8 +58,8 @@ def _number(name: str, environ: Mapping[str, str], default: float, low: float, h
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read ``DSV4_REPRO_AGENT``, ``_GUARD``, ``_RESCUE``, ``_ROWSTATES``, ``_AGENT_DIR``, ``_AGENT_SLOTS`` and ``_STALL_MS``; what
-    cannot be read has its default."""
+    """Read ``DSV4_REPRO_AGENT``, ``_GUARD``, ``_RESCUE``, ``_ROWSTATES``, ``_AGENT_DIR``, ``_AGENT_SLOTS``, ``_STALL_MS``
+    and ``_PTRACE``; what cannot be read has its default."""
     source = os.environ if environ is None else environ
     folder = lookup("DSV4_REPRO_AGENT_DIR", source) or f"{tempfile.gettempdir()}/dsv4-repro-agent-{os.getuid()}"
     return Settings(
@@ -66,4 +70,5 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
         folder=Path(folder),
         slots=int(_number("DSV4_REPRO_AGENT_SLOTS", source, 1024, 16, MAX_SLOTS)),
         stall_s=_number("DSV4_REPRO_STALL_MS", source, 50.0, 5.0, 60_000.0) / 1000.0,
+        ptrace=_flag("DSV4_REPRO_PTRACE", source),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .driver import Driver, DriverError
 
-__all__ = ["ARRIVAL_OFFSET", "ROW_STATE_SIZE", "Launch", "SideStream", "SideStreamError", "counters"]
+__all__ = ["ARRIVAL_OFFSET", "ROW_STATE_SIZE", "Launch", "SideStream", "SideStreamBusyError", "SideStreamError", "counters"]
 
 #: RadixRowState: 3088 bytes, arrival_counter (int32) at 3080 (public header persistent_topk.cuh, 0.20.1 to 0.33.0).
 ROW_STATE_SIZE = 3088
@@ -19,7 +19,11 @@ MAX_ROWS = 4096
 
 
 class SideStreamError(Exception):
-    """A copy that was refused or did not come back in time."""
+    """A copy that was refused, or an error of the device."""
+
+
+class SideStreamBusyError(SideStreamError):
+    """A copy did not come back in time; it may do so later, and the side stream can be used again then."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,16 @@ class SideStream:
             if code != 600:
                 raise SideStreamError(f"the driver answers {code}")
             if spent > timeout:
-                # The copy still owns the buffer: it is not used again.
+                # The copy still owns the buffer: it is not used again before the copy has ended.
                 self._stuck = True
-                raise SideStreamError(f"a copy on the side stream did not end within {timeout:.1f} s")
+                raise SideStreamBusyError(f"a copy on the side stream did not end within {timeout:.1f} s")
             time.sleep(0.0002)
 
     def _check(self, size: int) -> None:
         if self._stuck:
-            raise SideStreamError("an earlier copy on the side stream has not ended")
+            if self._driver.event_query(self._event) != 0:
+                raise SideStreamBusyError("an earlier copy on the side stream has not ended")
+            self._stuck = False
         if not 0 < size <= BUFFER:
             raise SideStreamError(f"{size} bytes asked for, 1 to {BUFFER} possible")
 
