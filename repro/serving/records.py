@@ -18,6 +18,7 @@ __all__ = [
     "Blind",
     "Change",
     "DeviceSample",
+    "EngineCounters",
     "EngineSample",
     "LoadSample",
     "LogSample",
@@ -96,12 +97,26 @@ class EngineSample:
     accepted: float | None = None
     kv_usage: float | None = None
     error: str = ""
+    by_engine: Mapping[str, EngineCounters] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """One engine's own figures of a scrape (label ``engine``): with data parallelism one may stand while the sum moves."""
+
+    running: float | None = None
+    generation_tokens: float | None = None
+    iterations: float | None = None
+    kv_usage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
     """What the log's tail says: age of its last line and of the last stats line (seconds), last stats' running requests, newest
-    kinds of event (those of ``forensics.evidence.engine_log.EVENTS``) with their count since the server was last seen moving."""
+    kinds of event (those of ``forensics.evidence.engine_log.EVENTS``) with their count since the server was last seen moving.
+
+    ``stats_tokens_per_s``: prompt plus generation rate of the last stats line. ``work``: the newest kind of event that names host
+    work (JIT, compile, capture, load), ``work_age_s`` seconds ago; an event that ends such work clears both."""
 
     at: float
     last_line_age_s: float | None = None
@@ -110,12 +125,19 @@ class LogSample:
     events: Mapping[str, int] = field(default_factory=dict)
     phase: str = ""
     error: str = ""
+    stats_tokens_per_s: float | None = None
+    work: str = ""
+    work_age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
     """A worker's flight recorder: ``begun`` steps, when a step was last seen to end (``last_end_age_s``), the launch age of the
-    oldest step not seen to end (``unfinished_age_s``, None: none), and that step's batch."""
+    oldest step not seen to end (``unfinished_age_s``, None: none), and that step's batch.
+
+    ``tokens``: of that step. ``launching_age_s``: since the newest step was begun, if its launches are not all queued yet (the
+    host is at work or waits there). ``healthy_s``: longest time from launch to end of the recent steps of the same graph mode,
+    None if none was seen. ``heard_age_s``: since the agent's thread last said that it runs, None if this agent does not say."""
 
     pid: int
     at: float
@@ -130,11 +152,19 @@ class RankProgress:
     decode_min: int | None = None
     releases: int = 0
     error: str = ""
+    tokens: int | None = None
+    launching_age_s: float | None = None
+    healthy_s: float | None = None
+    heard_age_s: float | None = None
+    device: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One GPU by NVML. ``busy_power_w``: the same card's own level while this server computed, None until learnt."""
+    """One GPU by NVML. ``busy_power_w``: the same card's own level while this server computed, None until learnt.
+
+    ``sm_util``, ``sm_occupancy``, ``dram_util``: GPM's averages of the last second in percent. ``others``: compute processes on the
+    card that are not this server's, None: not known."""
 
     at: float
     index: int
@@ -148,11 +178,15 @@ class DeviceSample:
     sm_occupancy: float | None = None
     xids: tuple[int, ...] = ()
     unread: tuple[Unread, ...] = ()
+    sm_util: float | None = None
+    dram_util: float | None = None
+    others: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One process: state letter of /proc (R, S, D, Z, T; None: gone), CPU seconds so far, role."""
+    """One process: state letter of /proc (R, S, D, Z, T; None: gone), CPU seconds so far, role ("compiler": nvcc, ptxas, ninja …
+    below one of the server's processes)."""
 
     at: float
     pid: int
@@ -175,7 +209,9 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that one look saw. A source that is None was not looked at; ``blind`` says why where that matters."""
+    """Everything that one look saw. A source that is None was not looked at; ``blind`` says why where that matters.
+
+    ``canary_age_s``: since a canary completion was last answered; ``canary_waiting_s``: how long the open one has waited."""
 
     at: float
     engine: EngineSample | None = None
@@ -186,6 +222,7 @@ class Snapshot:
     load: LoadSample | None = None
     canary_age_s: float | None = None
     blind: tuple[Blind, ...] = ()
+    canary_waiting_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
