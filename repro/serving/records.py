@@ -30,7 +30,8 @@ __all__ = [
     "Snapshot",
 ]
 
-#: starting: not yet ready; suspect: something stands still, not shown on the device; exited: ended with status 0; crashed: otherwise.
+#: starting: not yet ready; suspect: something stands still, not shown on the device; exited: ended with status 0; crashed: any
+#: other end.
 ServerState = Literal["starting", "healthy", "suspect", "hung", "exited", "crashed"]
 
 

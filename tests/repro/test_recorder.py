@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def make(writer: Any, folder: Path, slots: int = 16) -> Any:
 
 
 def test_the_layout_is_written_down_twice_and_is_one(writer: Any) -> None:
-    for name in ("MAGIC", "VERSION", "HEADER_SIZE", "SLOT_SIZE", "LIVE_OFFSET", "GUARDED", "EVENT_DROPPED"):
+    for name in ("MAGIC", "VERSION", "HEADER_SIZE", "SLOT_SIZE", "LIVE_OFFSET", "BEAT_OFFSET", "GUARDED", "EVENT_DROPPED"):
         assert getattr(writer, name) == getattr(recorder, name), name
-    for name in ("HEADER", "SLOT", "LIVE"):
+    for name in ("HEADER", "SLOT", "LIVE", "BEAT"):
         assert getattr(writer, name).format == getattr(recorder, name).format, name
     assert recorder.HEADER.size <= recorder.LIVE_OFFSET
     assert recorder.SLOT.size <= recorder.SLOT_SIZE
@@ -79,6 +80,34 @@ def test_the_ring_turns_and_late_ends_of_old_steps_do_not_overwrite_new_ones(wri
     assert [step.number for step in contents.steps] == list(range(26, 42))
     assert contents.missing == ()
     assert contents.torn == 0
+
+
+def test_the_newest_steps_alone_are_those_of_the_whole_ring(writer: Any, tmp_path: Path) -> None:
+    ring = make(writer, tmp_path)
+    for number in range(1, 42):
+        step = ring.begin(1)
+        step.launch_ns = number
+        step.complete_ns = number if number < 40 else 0
+        ring.write(step)
+    whole, newest = read_ring(ring.path), recorder.read_newest(ring.path, 4)
+    assert newest.steps == whole.steps[-4:]
+    assert newest.header == whole.header
+    assert (newest.unfinished, newest.last_progress_ns) == (whole.unfinished, 39)
+    assert (newest.torn, newest.missing) == (0, ())
+    assert recorder.read_newest(ring.path, 1000).steps == whole.steps
+    with pytest.raises(EvidenceError, match="cannot be read"):
+        recorder.read_newest(tmp_path / "none")
+
+
+def test_the_agents_thread_says_that_it_runs(writer: Any, tmp_path: Path) -> None:
+    ring = make(writer, tmp_path)
+    ring.begin(1)
+    assert read_ring(ring.path).header.heard_ns == 0
+    before = time.monotonic_ns()
+    ring.beat()
+    header = recorder.read_newest(ring.path).header
+    assert before <= header.heard_ns <= time.monotonic_ns()
+    assert header.begun == 1
 
 
 def test_what_ended_in_order_is_not_unfinished(writer: Any, tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ class Agent:
                     entered = True
                     self._enter()
                 self.recorder.poll(self._driver.event_query if self._driver is not None else None)
+                if self.recorder.ring is not None:
+                    self.recorder.ring.beat()
             except Exception as error:  # not as expected: said once
                 self.said.feature("events", False, f"{type(error).__name__}: {error}")
             self._stop.wait(0.005 if self.recorder.stalled_for() else 0.05)

@@ -41,6 +41,9 @@ HEADER = struct.Struct("<8sIIIIIiiQQQ48s16sI")
 #: Steps begun, armed (0/1), releases so far.
 LIVE = struct.Struct("<QII")
 LIVE_OFFSET = 256
+#: When the agent's watching thread last ran (monotonic ns; 0: it never did): a step that it does not see ending then did not end.
+BEAT = struct.Struct("<Q")
+BEAT_OFFSET = LIVE_OFFSET + LIVE.size
 #: Step, flags, runner (1 or 2), graph mode (0 none, 1 piecewise, 2 full, 255 unknown), native (0, 1, 255), unused; requests,
 #: tokens, padded requests, padded tokens, least and greatest decode length, decode slots, decode slots of length 0, next_n (-1
 #: unknown); begin, launch, record, complete, wait, output; CRC-32.
@@ -128,6 +131,11 @@ class Ring:
         """Say in the header whether steps are recorded."""
         with self._lock:
             self._live(armed=armed)
+
+    def beat(self) -> None:
+        """The watching thread runs."""
+        with self._lock:
+            self._map[BEAT_OFFSET : BEAT_OFFSET + BEAT.size] = BEAT.pack(time.monotonic_ns())
 
     def released(self) -> None:
         """Count a release by the rescue."""
