@@ -1,0 +1,512 @@
+"""Rescue, guard, unwedge and the agent's cost on a real server. Prints as it goes; one JSON, written again after every part.
+
+    PYTHONPATH=PARENT python benchmarks/server_experiments.py --out DIR --vllm X/vl:X/site [--parts rescue,guard,…] [--gpu 0]
+
+Several may run at once with their own ``--gpu`` and ``--port``. Parts, by the server that they need (each is started once):
+
+* agent and rescue: ``rescue`` (N drains, the guard disarmed before each: do they end by themselves, at what stall), ``guard``
+  (N drains with the guard on: none may wedge), ``outputs`` (guarded against guarded, then rescued against guarded; and requests
+  that go on from each survivor's own output, which read the cache that was filled meanwhile);
+* agent, no rescue: ``cost`` (alternating pairs, recorder and guard on and off through control.json), ``unwedge`` (a drain
+  wedges, the tool frees it, outputs against a guarded run, then 100 requests), ``unwedge-gdb`` (the same through cuda-gdb);
+* no MTP: ``control`` (the same drains).
+
+A part that fails is told and the others go on; a server that does not recover is ended and started again for the next part.
+Another server program: ``--command "python tests/standin --port {port}"``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from server_bench import Drain, Server, compare, gaps_of, interval, percentile, run_drain, start_drain
+
+STARTED = time.monotonic()
+PARTS = {
+    "rescue": "rescue", "guard": "rescue", "outputs": "rescue", "cost": "agent", "unwedge": "agent", "unwedge-gdb": "agent",
+    "control": "control",
+}  # fmt: skip
+FLAGS = [
+    "--served-model-name", "tiny-dsv32", "--load-format", "dummy", "--tensor-parallel-size", "1",
+    "--distributed-executor-backend", "mp", "--max-model-len", "16384", "--max-num-seqs", "16",
+    "--max-num-batched-tokens", "2048", "--gpu-memory-utilization", "0.2", "--host", "127.0.0.1",
+    "--compilation-config", '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}',
+]  # fmt: skip
+MTP = ["--speculative-config", '{"method":"mtp","num_speculative_tokens":1}']
+#: A stand-still of so long, with requests open, is called a wedge here, seconds.
+WEDGED_S = 4.0
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - STARTED:7.2f}] {text}", flush=True)
+
+
+class PartError(Exception):
+    """A part cannot go on; the others can."""
+
+
+class Bench:
+    """The options, the record on disk and the server in hand."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.out: Path = args.out
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.end_at = STARTED + args.budget_s
+        self.server: Server | None = None
+        self.kind = ""
+        self.agents = self.out / f"agents-{args.port}"
+        self.base_url = f"http://127.0.0.1:{args.port}"
+        self.model = "tiny-dsv32"
+        self.document: dict[str, Any] = {
+            "schema": "dsv4-repro/benchmark-server-experiments/1", "parts": {}, "servers": [],
+            "machine": {"python": sys.version.split()[0], "kernel": platform.release(), "cpus": os.cpu_count()},
+            "options": {name: str(value) for name, value in vars(args).items()},
+        }  # fmt: skip
+
+    def put(self, part: str, value: Any) -> None:
+        self.document["parts"][part] = value
+        path = self.out / f"server_experiments-{self.args.port}.json"
+        partial = path.with_suffix(".part")
+        partial.write_text(json.dumps(self.document, indent=1, default=str))
+        partial.replace(path)
+
+    def left(self, most: float = 1e9) -> float:
+        """Seconds left of the whole budget, at most ``most``."""
+        return max(min(self.end_at - time.monotonic(), most), 0.0)
+
+    # -- the server ----------------------------------------------------------------------------------------------------------
+
+    def command(self, kind: str) -> list[str]:
+        if self.args.command:
+            return [word.replace("{port}", str(self.args.port)) for word in shlex.split(self.args.command)]
+        more = [] if kind == "control" else MTP
+        cache = ["--enable-prefix-caching"] if self.args.prefix_caching else ["--no-enable-prefix-caching"]
+        head = [self.args.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.args.model_dir)]
+        return [*head, *FLAGS, *more, *cache, "--port", str(self.args.port), *shlex.split(self.args.extra)]
+
+    def environment(self, kind: str) -> dict[str, str]:
+        path = os.pathsep.join(part for part in (str(self.out / "agent-package"), self.args.vllm) if part)
+        cache = self.args.cache or self.out / "cache"
+        return {
+            "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": str(self.args.gpu), "VLLM_USE_FLASHINFER_SAMPLER": "0",
+            "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RINGBUFFER_WARNING_INTERVAL": "10",
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "600", "VLLM_CACHE_ROOT": f"{cache}/vllm",
+            "DG_JIT_CACHE_DIR": f"{cache}/deep_gemm",
+            "TRITON_CACHE_DIR": f"{cache}/triton", "CUDA_HOME": os.environ.get("CUDA_HOME", "/usr/local/cuda"),
+            "DSV4_REPRO_AGENT": "1", "DSV4_REPRO_AGENT_DIR": str(self.agents), "DSV4_REPRO_PTRACE": "1",
+            "DSV4_REPRO_RESCUE": "1" if kind == "rescue" else "0", "DSV4_REPRO_GUARD": "0",
+        }  # fmt: skip
+
+    def need(self, kind: str) -> None:
+        """The server of this kind, ready; PartError if it cannot be had."""
+        if self.server is not None and self.kind == kind and self.server.alive and self.answers():
+            return
+        self.close()
+        shutil.rmtree(self.agents, ignore_errors=True)
+        self.agents.mkdir(mode=0o700, parents=True)
+        log = self.out / f"server-{self.args.port}-{kind}-{len(self.document['servers'])}.log"
+        server = Server(self.command(kind), self.environment(kind), log, self.base_url)
+        self.server, self.kind = server, kind
+        say(f"starting the {kind} server")
+        server.start()
+        why = server.wait_ready(self.left(self.args.start_s))
+        facts = {"kind": kind, "ready_s": server.ready_s, "argv": server.argv, "log": log.name}
+        self.document["servers"].append(facts)
+        if why:
+            facts["failed"], facts["tail"] = why, server.tail()
+            self.close()
+            raise PartError(f"{kind} server: {why}")
+        self.model = server.model() or self.model
+        say(f"ready after {server.ready_s:.1f} s; warming up")
+        # What compiles at first use is compiled here: prefill alone, then each batch that does not pad (1, 2, 4 live).
+        self.control(guard=True)
+        for shape in ([(64, 8)], [(3000, 24)], [(3000, 40)] * 2, [(3000, 40)] * 4):
+            warm = run_drain(self.base_url, self.model, shape, seed=90, timeout_s=self.left(90.0))
+            if not warm.complete:
+                facts["failed"], facts["tail"] = f"warm-up: {[one.error for one in warm.streams]}", server.tail()
+                self.close()
+                raise PartError(f"{kind} server: warm-up did not end")
+        facts["agent"] = self.agent_status()
+        say(f"agent: {json.dumps(facts['agent'])[:1500]}")
+
+    def answers(self) -> bool:
+        """One short request alone: two rows, never padded."""
+        return run_drain(self.base_url, self.model, [(16, 4)], seed=91, timeout_s=20.0).complete
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.end()
+        self.server = None
+
+    # -- the agent -----------------------------------------------------------------------------------------------------------
+
+    def control(self, **switches: bool) -> None:
+        """Write control.json and give the agent the time to read it (ten times a second)."""
+        partial = self.agents / "control.tmp"
+        partial.write_text(json.dumps(switches))
+        partial.replace(self.agents / "control.json")
+        time.sleep(0.35)
+
+    def agent_status(self) -> list[dict[str, Any]]:
+        found = []
+        for path in sorted(self.agents.glob("status-*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                status = json.loads(path.read_text())
+                if status.get("ring"):
+                    keep = ("pid", "armed", "releases", "counters", "features")
+                    found.append({**{name: status.get(name) for name in keep}, "events": status.get("events", [])[-6:]})
+        return found
+
+    def releases(self) -> int | None:
+        """Released so far, from the ring's live header; None: no ring (LIVE of the agent's ring.py: offset 256, <QII)."""
+        total, seen = 0, False
+        for path in self.agents.glob("ring-*.bin"):
+            with contextlib.suppress(OSError), path.open("rb") as stream:
+                stream.seek(256 + 12)
+                total, seen = total + int.from_bytes(stream.read(4), "little"), True
+        return total if seen else None
+
+    # -- drains --------------------------------------------------------------------------------------------------------------
+
+    def shape(self, output: int | None = None, leaver: int | None = None) -> list[tuple[int, int]]:
+        """Four requests; the first leaves early, three remain."""
+        output, leaver = output or self.args.output, leaver or self.args.leaver
+        return [(self.args.prompt + index, leaver if index == 0 else output) for index in range(4)]
+
+    def drain(self, seed: int, *, seconds: float | None = None, **shape: int) -> tuple[Drain, dict[str, Any]]:
+        """One drain from start to end, with what it needed to be released."""
+        before = self.releases()
+        drain = run_drain(
+            self.base_url, self.model, self.shape(**shape), seed=seed, timeout_s=self.left(seconds or self.args.drain_s)
+        )
+        after = self.releases()
+        facts = drain.document()
+        facts["releases"] = after - before if before is not None and after is not None else None
+        facts["seed"] = seed
+        return drain, facts
+
+
+def summary(drains: Sequence[Drain], facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of a set of drains: how many completed, releases, the longest gap of each, inter-token times of all."""
+    gaps = [gap for drain in drains for gap in gaps_of(drain.streams)]
+    longest = [one["longest_gap_s"] for one in facts if one["longest_gap_s"] is not None]
+    return {
+        "drains": len(drains), "complete": sum(drain.complete for drain in drains),
+        "with_releases": sum(1 for one in facts if one["releases"]),
+        "releases": [one["releases"] for one in facts], "stall_s": longest,
+        "stall_s_median": statistics.median(longest) if longest else None, "stall_s_most": max(longest, default=None),
+        "gap_p50_ms": percentile(gaps, 50), "gap_p99_ms": percentile(gaps, 99), "gaps": len(gaps),
+    }  # fmt: skip
+
+
+def many(bench: Bench, part: str, count: int, before: Callable[[], None], seconds: float) -> None:
+    """``count`` drains; stops at the part's deadline, or where one does not end."""
+    drains: list[Drain] = []
+    facts: list[dict[str, Any]] = []
+    end = time.monotonic() + bench.left(seconds)
+    stopped = ""
+    while len(drains) < count:
+        if time.monotonic() + 3.0 > end:
+            stopped = "the part's time is over"
+            break
+        before()
+        drain, one = bench.drain(1000 + len(drains))
+        drains.append(drain)
+        facts.append(one)
+        done = {**summary(drains, facts), "asked": count, "each": facts}
+        bench.put(part, done)
+        say(f"{part} {len(drains)}: complete {drain.complete}, releases {one['releases']}, longest gap {one['longest_gap_s']}")
+        if not drain.complete:
+            stopped = f"drain {len(drains)} did not end: {[stream.error for stream in drain.streams if stream.error][:1]}"
+            break
+    bench.document["parts"].setdefault(part, {})["stopped"] = stopped
+    bench.document["parts"][part]["agent"] = bench.agent_status()
+    bench.put(part, bench.document["parts"][part])
+
+
+def part_rescue(bench: Bench) -> None:
+    many(bench, "rescue", bench.args.drains, lambda: bench.control(guard=False), bench.args.part_s)
+
+
+def part_guard(bench: Bench) -> None:
+    bench.control(guard=True)
+    many(bench, "guard", bench.args.drains, lambda: None, bench.args.part_s)
+
+
+def part_control(bench: Bench) -> None:
+    many(bench, "control", min(bench.args.drains, 10), lambda: bench.control(guard=False), bench.args.part_s)
+
+
+def follow(bench: Bench, drain: Drain) -> Drain:
+    """Requests, one alone at a time, that go on from each stream's own prompt and output."""
+    done = Drain([])
+    for stream in drain.streams:
+        prompt = [*stream.prompt, *stream.token_ids] if stream.token_ids else stream.prompt
+        one = run_drain(bench.base_url, bench.model, [(0, 32)], seed=1, timeout_s=bench.left(30.0), prompts=[prompt])
+        one.streams[0].index = stream.index
+        done.streams += one.streams
+    return done
+
+
+def part_outputs(bench: Bench) -> None:
+    """The same seed each time; with prefix caching the second run would read the first one's blocks, so each has its own server
+    state only where it is off."""
+    result: dict[str, Any] = {"prefix_caching": bench.args.prefix_caching, "rounds": []}
+    for seed in range(7, 7 + bench.args.rounds):
+        runs: dict[str, tuple[Drain, Drain]] = {}
+        for name, guard in (("guarded", True), ("guarded again", True), ("rescued", False)):
+            bench.control(guard=guard)
+            drain, facts = bench.drain(seed)
+            if not drain.complete:
+                result["failed"] = f"{name}: {[stream.error for stream in drain.streams if stream.error]}"
+                bench.put("outputs", result)
+                raise PartError(result["failed"])
+            bench.control(guard=True)
+            runs[name] = (drain, follow(bench, drain))
+            say(f"outputs {seed} {name}: releases {facts['releases']}")
+        first = runs["guarded"]
+        result["rounds"].append({
+            "seed": seed,
+            **{
+                f"guarded / {name}": {"drain": compare(first[0], runs[name][0]), "after": compare(first[1], runs[name][1])}
+                for name in ("guarded again", "rescued")
+            },
+        })  # fmt: skip
+        bench.put("outputs", result)
+
+
+def wave(bench: Bench, live: int, output: int) -> float:
+    """Tokens a second of ``live`` equal requests, from the first token to the last."""
+    drain = run_drain(
+        bench.base_url, bench.model, [(64 + index, output) for index in range(live)], seed=5, timeout_s=bench.left(60.0)
+    )
+    if not drain.complete:
+        raise PartError(f"a wave of {live} did not end: {[stream.error for stream in drain.streams if stream.error][:1]}")
+    first = min(stream.arrivals[0][0] for stream in drain.streams)
+    last = drain.last_token_at
+    assert last is not None
+    return (drain.tokens - live) / max(last - first, 1e-6)
+
+
+def part_cost(bench: Bench) -> None:
+    """Pairs in one running server. The guard is off only with one or two live requests, which no graph pads."""
+    plans = {
+        "recorder, 8 live": (8, {"recorder": True, "guard": True}, {"recorder": False, "guard": True}),
+        "recorder, 1 live": (1, {"recorder": True, "guard": True}, {"recorder": False, "guard": True}),
+        "guard, 2 live": (2, {"recorder": True, "guard": True}, {"recorder": True, "guard": False}),
+        "both, 1 live": (1, {"recorder": True, "guard": True}, {"recorder": False, "guard": False}),
+    }
+    result: dict[str, Any] = {}
+    for name, (live, on, off) in plans.items():
+        end = time.monotonic() + bench.left(bench.args.part_s / len(plans))
+        rows: list[dict[str, float]] = []
+        bench.control(**on)
+        wave(bench, live, bench.args.wave)
+        while len(rows) < bench.args.pairs and time.monotonic() + 4.0 < end:
+            row = {}
+            order = ("on", "off") if len(rows) % 2 == 0 else ("off", "on")
+            for which in order:
+                bench.control(**(on if which == "on" else off))
+                row[which] = wave(bench, live, bench.args.wave)
+            rows.append(row)
+        costs = [100.0 * (row["off"] - row["on"]) / row["off"] for row in rows]
+        result[name] = {
+            "cost_percent": interval(costs), "tokens_per_s_off": statistics.median([row["off"] for row in rows]) if rows else None,
+            "pairs": rows, "live": live,
+        }  # fmt: skip
+        say(f"cost {name}: {result[name]['cost_percent']}")
+        bench.put("cost", result)
+    bench.control(recorder=True, guard=True)
+
+
+def unwedge(bench: Bench, part: str, more: Sequence[str]) -> None:
+    result: dict[str, Any] = {}
+    bench.control(guard=True)
+    guarded, _ = bench.drain(77)
+    again, _ = bench.drain(77)
+    result["guarded / guarded again"] = compare(guarded, again)
+    bench.control(guard=False)
+    drain = start_drain(bench.base_url, bench.model, bench.shape(), seed=77, timeout_s=bench.left(240.0))
+    end = time.monotonic() + bench.left(60.0)
+    while time.monotonic() < end and drain.live and drain.stalled_for() < WEDGED_S:
+        time.sleep(0.05)
+    result["wedged"] = drain.live > 0 and drain.stalled_for() >= WEDGED_S
+    result["live"], result["tokens_before"] = drain.live, drain.tokens
+    bench.put(part, result)
+    if not result["wedged"]:
+        raise PartError(f"the drain did not wedge: {drain.document()}")
+    say(f"{part}: wedged with {drain.live} live")
+    server = bench.server
+    assert server is not None
+    assert server.process is not None
+    head = [sys.executable, "-m", "dsv4_repro.repro", "unwedge", str(server.process.pid), "--url", bench.base_url]
+    head += ["--agent-folder", str(bench.agents), "--json", "--out", str(bench.out / f"{part}-run"), *more]
+    for name, words in (("dry", []), ("done", ["--yes"])):
+        began = time.monotonic()
+        done = command([*head, *words], bench.left(150.0))
+        result[name] = {**done, "seconds": time.monotonic() - began}
+        bench.put(part, result)
+        say(f"{part} {name}: status {done['status']} after {result[name]['seconds']:.1f} s")
+    drain.wait(bench.left(90.0))
+    result["survivors"] = drain.document()
+    result["tokens_flowed"] = drain.tokens > result["tokens_before"]
+    result["server_alive"] = server.alive
+    result["guarded / unwedged"] = compare(guarded, drain)
+    bench.put(part, result)
+    say(f"{part}: complete {drain.complete}, server alive {server.alive}")
+    if not drain.complete:
+        raise PartError("the survivors did not complete")
+    # Two at a time: four rows, never padded, with or without a guard.
+    served, began = 0, time.monotonic()
+    for number in range(50):
+        if bench.left() < 5.0:
+            break
+        pair = run_drain(bench.base_url, bench.model, [(64, 16)] * 2, seed=2000 + number, timeout_s=bench.left(30.0))
+        served += sum(stream.complete for stream in pair.streams)
+        if not pair.complete:
+            break
+    result["further_requests"] = {"served": served, "of": 100, "seconds": time.monotonic() - began}
+    result["agent"] = bench.agent_status()
+    bench.put(part, result)
+    say(f"{part}: {served} of 100 further requests served")
+
+
+def part_unwedge(bench: Bench) -> None:
+    unwedge(bench, "unwedge", ["--via", "agent"])
+
+
+def part_unwedge_gdb(bench: Bench) -> None:
+    unwedge(bench, "unwedge-gdb", ["--via", "debugger"])
+
+
+def command(argv: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Run our own program; ended with Ctrl-C first, so that it can detach its debugger. What it printed, as JSON where it is."""
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    expired = False
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        expired = True
+        process.send_signal(signal.SIGINT)
+        try:
+            output, errors = process.communicate(timeout=30.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+    text = output.decode(errors="replace")
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = text[-8000:]
+    return {
+        "argv": list(argv), "status": process.returncode, "expired": expired, "document": document,
+        "stderr": errors.decode(errors="replace")[-6000:],
+    }  # fmt: skip
+
+
+RUN: dict[str, Callable[[Bench], None]] = {
+    "rescue": part_rescue, "guard": part_guard, "outputs": part_outputs, "cost": part_cost, "unwedge": part_unwedge,
+    "unwedge-gdb": part_unwedge_gdb, "control": part_control,
+}  # fmt: skip
+
+
+def prepare(bench: Bench) -> None:
+    """The agent as PYTHONPATH wants it, and the model."""
+    with contextlib.suppress(ImportError):
+        from dsv4_repro.repro.agent_install import install_into_folder
+
+        install_into_folder(bench.out / "agent-package")
+    if bench.args.model_dir is None and not bench.args.command:
+        from dsv4_repro.repro.serving.dummy_model import write_dummy_model
+
+        bench.args.model_dir = write_dummy_model(bench.out / f"model-{bench.args.layers}", layers=bench.args.layers)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--port", type=int, default=8011)
+    parser.add_argument("--gpu", default="0", help="CUDA_VISIBLE_DEVICES of the server")
+    parser.add_argument("--vllm", default="", help="PYTHONPATH of vLLM, if it is not installed")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--model-dir", type=Path, default=None)
+    parser.add_argument("--layers", type=int, default=2, help="of the dummy model, where none is given")
+    parser.add_argument("--cache", type=Path, default=None, help="compile caches; two servers may share them")
+    parser.add_argument("--command", default="", help="another server program; {port} is put in")
+    parser.add_argument("--extra", default="", help="more flags of the server")
+    parser.add_argument("--prefix-caching", action="store_true")
+    parser.add_argument("--drains", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--wave", type=int, default=400, help="tokens of each request of a cost wave")
+    parser.add_argument("--prompt", type=int, default=3000)
+    parser.add_argument("--leaver", type=int, default=20)
+    parser.add_argument("--output", type=int, default=60)
+    parser.add_argument("--drain-s", type=float, default=30.0, help="a drain that has not ended then is a failure")
+    parser.add_argument("--start-s", type=float, default=240.0)
+    parser.add_argument("--part-s", type=float, default=180.0)
+    parser.add_argument("--budget-s", type=float, default=580.0)
+    bench = Bench(parser.parse_args(words))
+    asked = [part.strip() for part in bench.args.parts.split(",") if part.strip()]
+    unknown = [part for part in asked if part not in PARTS]
+    if unknown:
+        parser.error(f"no part {unknown[0]}; there are {', '.join(PARTS)}")
+    failed = 0
+
+    def interrupted(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupted)
+    # The end of the budget ends the server too, whatever a part is waiting for.
+    guard = threading.Timer(bench.args.budget_s + 20.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    guard.daemon = True
+    guard.start()
+    try:
+        prepare(bench)
+        for part in sorted(asked, key=lambda name: list(PARTS.values()).index(PARTS[name])):
+            if bench.left() < 15.0:
+                bench.put(part, {**bench.document["parts"].get(part, {}), "not_run": "the budget is spent"})
+                failed += 1
+                continue
+            try:
+                bench.need(PARTS[part])
+                say(f"part {part}")
+                RUN[part](bench)
+            except Exception as error:  # one part's failure is not the others'
+                failed += 1
+                say(f"part {part} failed: {type(error).__name__}: {error}")
+                tail = bench.server.tail() if bench.server is not None else ""
+                known = bench.document["parts"].get(part, {})
+                bench.put(part, {**known, "error": f"{type(error).__name__}: {error}", "log_tail": tail})
+    except KeyboardInterrupt:
+        say("interrupted")
+        failed += 1
+    finally:
+        bench.close()
+        bench.put("_end", {"seconds": time.monotonic() - STARTED, "failed": failed})
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
