@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from dsv4_repro.tests.standin.run import StandIn
 
 # A run started in the background of a script (``… &``, nohup) inherits an ignored SIGINT, and so would every child that a test
 # interrupts on purpose. A handler, unlike "ignore", is not inherited: children start with the default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def standin() -> ModuleType:
+    """The package tests/standin (a test double of ``vllm serve``), imported by path."""
+    if "standin" not in sys.modules:
+        folder = Path(__file__).parent / "standin"
+        spec = importlib.util.spec_from_file_location("standin", folder / "__init__.py", submodule_search_locations=[str(folder)])
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["standin"] = module
+        spec.loader.exec_module(module)
+    return sys.modules["standin"]
+
+
+@pytest.fixture
+def stand_in(standin: ModuleType) -> Callable[..., AbstractContextManager[StandIn]]:
+    """``with stand_in(wedge=3, agent=True) as server:`` see tests/standin/__init__.py."""
+    found: Callable[..., AbstractContextManager[StandIn]] = importlib.import_module("standin.run").stand_in
+    return found

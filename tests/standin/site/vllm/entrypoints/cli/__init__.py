@@ -1,0 +1,1 @@
+"""Not vLLM: tests/standin."""
