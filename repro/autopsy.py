@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["autopsy_file", "autopsy_run", "run_autopsy"]
 
 _ELF = b"\x7fELF"
+#: What an attach with everything around it took at most, seconds.
+_ATTACH_S = 30.0
 _ATTACH_HELP = (
     "Attaching freezes the process for about a second (10 s and more if cuda-gdb loads host symbols), needs ptrace, and a failed "
     "attach can end it. If that is acceptable: dsv4-repro autopsy {pid} --attach"
@@ -119,6 +121,23 @@ def _stronger(judged: ChainLink, own: ChainLink | None, listed: Set[str]) -> Cha
     return own
 
 
+def _frozen_attach(pid: int, store: RunStore, screen: Screen, clock: Clock) -> Diagnosis:
+    """``_attach`` while the engine process above the worker is stopped; what that means is said first."""
+    from .serving.freeze import freeze_warning, frozen
+    from .serving.why_look import deadline_of, engine_above
+
+    engine, target = engine_above(pid, clock=clock)
+    deadline = deadline_of(target, clock=clock)
+    screen.say(*freeze_warning(deadline, _ATTACH_S), style="note")
+    store.emit("capture", what="freeze", engine=engine, deadline=deadline.text, remaining_s=deadline.remaining_s)
+    with frozen(engine, clock=clock) as held:
+        diagnosis = _attach(pid, store, clock)
+    how = f"engine {engine} was stopped for {held.seconds:.1f} s" + ("" if held.thawed else " and did not go on: kill -CONT")
+    store.emit("capture", what="thaw", engine=engine, seconds=held.seconds, thawed=held.thawed)
+    screen.say(how, style="" if held.thawed else "bad")
+    return completed(diagnosis, freeze={"engine": engine, "seconds": round(held.seconds, 3), "thawed": held.thawed})
+
+
 def _attach(pid: int, store: RunStore, clock: Clock) -> Diagnosis:
     """Attach cuda-gdb to a process, read, detach; the transcript stays in the run directory."""
     from ..forensics.collect import run_collector
@@ -174,14 +193,21 @@ def _judge(targets: Sequence[str], screen: Screen) -> Diagnosis:
     return autopsy_paths(paths).diagnosis
 
 
-def run_autopsy(targets: Sequence[str], common: Common, *, attach: bool, expect: str | None, clock: Clock = SYSTEM) -> int:
-    """The verb. Exit status: 3 a hang, 0 not hung, 4 another failure, 5 inconclusive. ``--out DIR`` keeps diagnosis and report."""
+def run_autopsy(
+    targets: Sequence[str], common: Common, *, attach: bool, expect: str | None, freeze: bool = False, clock: Clock = SYSTEM
+) -> int:
+    """The verb. Exit status: 3 a hang, 0 not hung, 4 another failure, 5 inconclusive. ``--out DIR`` keeps diagnosis and report.
+
+    ``freeze``: stop the engine process above the PID while it is read.
+    """
     screen = Screen(as_json=common.as_json)
     expectation = parse_expectation(expect)
     pids = [target for target in targets if _is_pid(target)]
     if pids and len(targets) > 1:
         raise UsageError("a process is looked at alone: give one PID and nothing else")
-    if pids and not attach:
+    if freeze and not pids:
+        raise UsageError("--freeze needs a PID", help_text="dsv4-repro autopsy PID --attach --freeze")
+    if pids and not attach and not common.yes:
         raise RefusedError(f"process {pids[0]} was not touched", help_text=_ATTACH_HELP.format(pid=pids[0]))
     if attach and not pids:
         raise UsageError("--attach needs a PID", help_text="dsv4-repro autopsy PID --attach")
@@ -192,7 +218,8 @@ def run_autopsy(targets: Sequence[str], common: Common, *, attach: bool, expect:
         if pids:
             assert store is not None
             screen.progress(f"attaching to {pids[0]}")
-            diagnosis = _attach(int(pids[0]), store, clock)
+            pid = int(pids[0])
+            diagnosis = _frozen_attach(pid, store, screen, clock) if freeze else _attach(pid, store, clock)
         else:
             diagnosis = _judge(targets, screen)
         if store is not None:

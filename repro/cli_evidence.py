@@ -25,19 +25,25 @@ def register(app: typer.Typer) -> None:
         attach: Annotated[
             bool, typer.Option("--attach", help="Attach cuda-gdb to the PID: freezes it for about a second.")
         ] = False,
+        freeze: Annotated[
+            bool,
+            typer.Option("--freeze", help="With --attach: stop the engine process meanwhile, so that it cannot end its workers."),
+        ] = False,
         expect: Annotated[
             str | None, typer.Option("--expect", help="hang or clean: exit 0 as expected, 1 not, 5 inconclusive.")
         ] = None,
     ) -> int:
         """Explain a hang from what was recorded of it: a GPU core dump (also .gz or .xz), a run directory, a cuda-gdb log.
 
-        Needs no GPU, no driver and no CUDA toolkit. A PID is only touched with --attach.
+        Needs no GPU, no driver and no CUDA toolkit. A PID is only touched with --attach (or --yes).
+
+        --freeze stops the engine process alone; its own deadline runs on meanwhile, and what that means is said first.
 
         Exit status: 3 a hang, 5 inconclusive.
         """
         from .autopsy import run_autopsy
 
-        return run_autopsy(targets, common, attach=attach, expect=expect)
+        return run_autopsy(targets, common, attach=attach, expect=expect, freeze=freeze)
 
     @app.command(short_help="Render the report of a run again.")
     @flags(Common)

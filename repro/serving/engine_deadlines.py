@@ -108,15 +108,14 @@ def limits_of(environment: Mapping[str, str] | None, executor: Executor, *, why_
         known: Known = "assumed"
         environment = {}
     else:
-        source, known = "vLLM's default; not set in the engine's environment", "inferred"
+        source = "vLLM's default; not set in the engine's environment"
+        known = "inferred"
     name = RAY_TIMEOUT if executor == "ray" else STEP_TIMEOUT
     step = _seconds(environment.get(name))
     warning = _seconds(environment.get(WARNING_INTERVAL))
-    warning_s, warning_from, warning_known = (
-        (warning, f"{WARNING_INTERVAL} in the engine's environment", "measured")
-        if warning is not None
-        else (DEFAULT_WARNING_S, source, known)
-    )
+    warning_s, warning_from, warning_known = DEFAULT_WARNING_S, source, known
+    if warning is not None:
+        warning_s, warning_from, warning_known = warning, f"{WARNING_INTERVAL} in the engine's environment", "measured"
     if executor == "uni":
         why = "the executor is in the engine's own process: no deadline of vLLM ends the wait"
         return EngineLimits(executor, None, why, "inferred", warning_s, warning_from, warning_known)

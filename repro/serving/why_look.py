@@ -1,0 +1,240 @@
+"""All that ``why`` reads of a live server in a few seconds, every source with its own deadline. Reads only.
+
+No ptrace, no signal, no file written: ``/proc``, NVML, the log's end, the recorder's files, and a
+few GET requests to ``/metrics`` and ``/health`` (which the server's access log shows, and which its engine does not see).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...clock import SYSTEM, Clock, Deadline
+from ...errors import RefusedError
+from ...forensics.classify import Classification
+from ...forensics.collect.process_table import read_environment
+from ...forensics.device_state import Unread
+from .engine_deadlines import EngineDeadline, Start, engine_deadline, executor_of, limits_of
+from .live_build import LiveBuild, live_build, read_arguments
+from .live_evidence import evidence_text
+from .log_history import LogHistory, LogTail, log_history, read_log_tail
+from .questions import Question
+from .recorded_ranks import recorded_ranks
+from .records import Assessment, ServerTarget, Snapshot
+from .standing import Standing, standing
+
+__all__ = ["Look", "Observed", "deadline_of", "engine_above", "look", "observe"]
+
+#: Snapshots wanted, a second apart, and how long they are waited for.
+SNAPSHOTS = 3
+WATCH_S = 5.0
+SOURCE_S = 4.0
+#: The classifier has what is left of so many seconds in all, at least ``JUDGE_S``.
+WHOLE_S = 9.0
+JUDGE_S = 1.0
+_LOG_NAME = "why"
+RECORDER = "the recorder's oldest step that has not ended"
+
+Observed = tuple[list[Snapshot], Assessment | None]
+
+
+def engine_above(pid: int, *, clock: Clock = SYSTEM) -> tuple[int, ServerTarget]:
+    """The engine process that waits for the worker ``pid``, and the server it belongs to. RefusedError where there is none of its
+    own: with the executor inside the engine, stopping the engine would stop the worker too."""
+    from ...forensics.collect.process_table import read_process_table
+    from .ranks import find_server
+
+    target = find_server(pid, clock=clock)
+    above = read_process_table().ancestors(pid)
+    if pid in target.engine_pids:
+        raise RefusedError(f"process {pid} is the engine itself, and computes: it cannot be stopped and read at once")
+    engine = next((one for one in above if one in target.engine_pids), None)
+    if engine is None:
+        raise RefusedError(
+            f"no engine process above {pid} was found: nothing was stopped",
+            help_text=f"Without it: dsv4-repro autopsy {pid} --attach",
+        )
+    return engine, target
+
+
+def deadline_of(target: ServerTarget, *, clock: Clock = SYSTEM, proc: Path = Path("/proc")) -> EngineDeadline:
+    """The engine's deadline from recorder, log and environment alone, within a second or two; a step is taken to be waiting."""
+    environment = Question("the engine's environment", lambda: _engine_environment(target, proc), 1.0, clock)
+    log_path = target.log_path
+    log = Question("the log", lambda: _past(log_path, clock), 2.0, clock) if log_path is not None else None
+    starts = []
+    if target.agent_folder is not None:
+        folder = target.agent_folder
+        seen, _ = Question("the recorder", lambda: recorded_ranks(folder, clock=clock), 1.0, clock).answer()
+        ages = [item.unfinished_age_s for item in seen or () if item.unfinished_age_s is not None]
+        starts = [Start(max(ages), "measured", RECORDER)] if ages else []
+    history = log.answer()[0] if log is not None else None
+    found, why = environment.answer()
+    values, reason = found if found is not None else (None, why.why if why is not None else "")
+    limits = limits_of(values, executor_of(_arguments(target, proc), target.tree), why_not=reason)
+    return engine_deadline(limits, [*starts, *_starts((), history)], waits=True, ended=history.ended if history is not None else "")
+
+
+def _past(path: Path, clock: Clock) -> LogHistory:
+    from ...forensics.evidence.gather import read_text
+
+    tail = read_log_tail(path)
+    return log_history(read_text(_LOG_NAME, tail.text), tail, now=clock.wall(), source=_LOG_NAME)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Everything seen. ``case_text`` is what the classifier read, for a run directory."""
+
+    target: ServerTarget
+    snapshots: tuple[Snapshot, ...]
+    standing: Standing
+    history: LogHistory | None
+    deadline: EngineDeadline
+    build: LiveBuild | None
+    classification: Classification | None
+    case_text: str
+    unread: tuple[Unread, ...]
+
+
+def observe(target: ServerTarget, clock: Clock) -> Observed:
+    """The observer's snapshots over ``WATCH_S`` seconds at most, until there are three, and its last assessment."""
+    from .observer import Observer
+
+    observer = Observer(target, emit=lambda *_args, **_fields: None, clock=clock)
+    seen: list[Snapshot] = []
+    assessment: Assessment | None = None
+    deadline = Deadline(WATCH_S, clock)
+    observer.start()
+    try:
+        while len(seen) < SNAPSHOTS and not deadline.expired:
+            clock.sleep(0.1)
+            latest = observer.latest()
+            if latest is not None and (not seen or latest[0].at > seen[-1].at):
+                seen.append(latest[0])
+                assessment = latest[1]
+    finally:
+        observer.stop()
+    return seen, assessment
+
+
+def _engine_environment(target: ServerTarget, proc: Path) -> tuple[dict[str, str] | None, str]:
+    for pid in (*target.engine_pids, *((target.api_pid,) if target.api_pid else ())):
+        found = read_environment(pid, proc)
+        return (found, "") if isinstance(found, dict) else (None, found.why)
+    return None, "the engine process was not found"
+
+
+def _arguments(target: ServerTarget, proc: Path) -> tuple[str, ...]:
+    candidates = (*((target.api_pid,) if target.api_pid else ()), *target.engine_pids, *(rank.pid for rank in target.ranks))
+    for pid in candidates:
+        try:
+            words = read_arguments(pid, proc)
+        except OSError:
+            continue
+        if any(word.startswith("--") for word in words):
+            return words
+    return ()
+
+
+def _stopped(target: ServerTarget, snapshots: Sequence[Snapshot]) -> bool:
+    states = {item.pid: item.state for item in snapshots[-1].processes} if snapshots else {}
+    return any(states.get(pid) == "T" for pid in target.engine_pids)
+
+
+def _starts(snapshots: Sequence[Snapshot], history: LogHistory | None) -> list[Start]:
+    found = []
+    if snapshots:
+        ages = [item.unfinished_age_s for item in snapshots[-1].progress if item.unfinished_age_s is not None and not item.error]
+        if ages:
+            found.append(Start(max(ages), "measured", RECORDER))
+    if history is None:
+        return found
+    if history.wait_first_age_s is not None and history.wait_interval_s is not None:
+        age = history.wait_first_age_s + history.wait_interval_s
+        found.append(Start(age, "inferred", "the log's first waiting line and its interval", 2.0))
+    elif history.flowing_age_s is not None and history.stats_generation == 0:
+        # Tokens came within the stats interval before that line: the step was sent at most that much before it, or after it.
+        found.append(Start(history.flowing_age_s, "inferred", "the log's last stats line with tokens", 10.0))
+    return found
+
+
+def look(
+    target: ServerTarget,
+    *,
+    clock: Clock = SYSTEM,
+    watch: Callable[[ServerTarget, Clock], Observed] = observe,
+    proc: Path = Path("/proc"),
+) -> Look:
+    """Look at a server for some five seconds and judge what was seen; at most ten seconds whatever does not answer."""
+    whole = Deadline(WHOLE_S, clock)
+    watched = Question("the server's samples", lambda: watch(target, clock), WATCH_S + 1.0, clock)
+    environment = Question("the engine's environment", lambda: _engine_environment(target, proc), SOURCE_S, clock)
+    arguments = _arguments(target, proc)
+    builder = next(iter((*(rank.pid for rank in target.ranks), *target.engine_pids)), target.api_pid)
+    build = (
+        Question("the build", lambda: live_build(builder, arguments, proc=proc), SOURCE_S, clock) if builder is not None else None
+    )
+    log_path = target.log_path
+    log = Question("the log", lambda: read_log_tail(log_path), SOURCE_S, clock) if log_path is not None else None
+    unread = list(target.unread)
+
+    (values, why) = environment.answer()
+    engine_environment, environment_why = values if values is not None else (None, why.why if why is not None else "")
+    tail: LogTail | None = None
+    if log is not None:
+        tail, why = log.answer()
+        unread += [why] if why is not None else []
+    else:
+        unread.append(
+            Unread("the log", "its file is not known", "The output goes to a terminal, a pipe or the journal: autopsy LOG")
+        )
+    seen, why = watched.answer()
+    unread += [why] if why is not None else []
+    snapshots, assessment = seen if seen is not None else ([], None)
+    unread += _unread_of(snapshots)
+
+    text = evidence_text(snapshots, wall=clock.wall(), log=tail.text if tail is not None else "")
+    judged: Question[tuple[LogHistory | None, Classification]] = Question(
+        "the classifier", lambda: _judge(text, tail, clock), max(whole.remaining(), JUDGE_S), clock
+    )
+    answer, why = judged.answer()
+    unread += [why] if why is not None else []
+    history, classification = answer if answer is not None else (None, None)
+    stand = standing(snapshots, assessment, history)
+    found, why = build.answer() if build is not None else (None, None)
+    unread += [why] if why is not None else []
+    unread += found.unread if found is not None else ()
+    limits = limits_of(engine_environment, executor_of(arguments, target.tree), why_not=environment_why)
+    waits = {"hung": True, "suspect": True, "healthy": False, "idle": False}.get(stand.state)
+    deadline = engine_deadline(
+        limits,
+        _starts(snapshots, history),
+        waits=waits,
+        ended=history.ended if history is not None and stand.state == "ended" else "",
+        stopped=_stopped(target, snapshots),
+    )
+    return Look(target, tuple(snapshots), stand, history, deadline, found, classification, text, tuple(dict.fromkeys(unread)))
+
+
+def _judge(text: str, tail: LogTail | None, clock: Clock) -> tuple[LogHistory | None, Classification]:
+    from ...forensics.classify import classify
+    from ...forensics.evidence.gather import read_text
+
+    case = read_text(_LOG_NAME, text)
+    history = log_history(case, tail, now=clock.wall(), source=_LOG_NAME) if tail is not None else None
+    return history, classify(case)
+
+
+def _unread_of(snapshots: Sequence[Snapshot]) -> list[Unread]:
+    if not snapshots:
+        return []
+    last = snapshots[-1]
+    found = [item for device in last.devices for item in device.unread]
+    if not last.devices:
+        found.append(Unread("the GPUs", "no device was seen by NVML", "See: dsv4-repro doctor"))
+    if last.engine is None or last.engine.error:
+        found.append(Unread("/metrics", last.engine.error if last.engine is not None else "was not looked at"))
+    found += [Unread(f"recorder of {item.pid}", item.error) for item in last.progress if item.error]
+    return found

@@ -1,0 +1,220 @@
+"""The verb ``why``: what is it with this server, in ten seconds, without touching it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..clock import SYSTEM, Clock
+from ..errors import ReproError, UnavailableError
+from ..forensics.device_state import Unread
+from .console import Screen
+from .serving.records import ServerTarget
+from .serving.standing import Standing
+from .serving.why_look import Look, look
+from .why_document import WhyBuild, WhyCause, WhyDeadline, WhyDocument, WhyRank, why_lines
+
+if TYPE_CHECKING:
+    from .options import Common
+
+__all__ = ["document_of", "find_one", "next_steps", "run_why"]
+
+#: An attach with everything around it takes so long at most, seconds (0.7 to 19 s were measured).
+ATTACH_S = 30.0
+FIND_S = 3.0
+_OUTCOMES = {"hung": "hang", "healthy": "clean", "idle": "clean", "starting": "clean", "ended": "other"}
+_STATUS = {"hang": 3, "clean": 0, "other": 4, "inconclusive": 5}
+
+
+def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
+    """The server named by PID or URL, else the only one here. UnavailableError: none, or several (listed)."""
+    from .serving.questions import Question
+    from .serving.ranks import find_server, find_servers
+
+    if named is not None:
+        target, why = Question("the server", lambda: find_server(named, clock=clock), FIND_S, clock).answer()
+        if target is None:
+            raise UnavailableError(_why_text(why), help_text=why.remedy if why is not None else "")
+        return target
+    found, why = Question("the servers of this machine", find_servers, FIND_S, clock).answer()
+    if found is None:
+        raise UnavailableError(_why_text(why), help_text=why.remedy if why is not None else "")
+    if not found:
+        raise UnavailableError(
+            "no vLLM server was found among the processes that can be seen here",
+            help_text="In a container or as another user it is not seen: name it, dsv4-repro why PID, or dsv4-repro why URL",
+        )
+    if len(found) > 1:
+        listed = ", ".join(f"{item.api_pid or item.engine_pids}: {item.base_url or 'URL not known'}" for item in found[:8])
+        raise UnavailableError(f"{len(found)} servers are here ({listed})", help_text="Name one: dsv4-repro why PID")
+    return found[0]
+
+
+def _why_text(why: Unread | None) -> str:
+    return f"{why.what}: {why.why}" if why is not None else "no answer"
+
+
+def _power(seen: Look) -> tuple[str, ...]:
+    if not seen.snapshots:
+        return ()
+    lines = []
+    for device in seen.snapshots[-1].devices:
+        if device.power_w is None:
+            continue
+        busy = (
+            f"of {device.busy_power_w:.0f} W while this server computed"
+            if device.busy_power_w is not None
+            else "its level while this server computes is not known: it was not seen computing"
+        )
+        lines.append(f"GPU {device.index}: {device.power_w:.0f} W; {busy}")
+    return tuple(lines)
+
+
+def _windows(seen: Look) -> dict[int, tuple[float | None, str]]:
+    found = {}
+    for item in seen.snapshots[-1].progress if seen.snapshots else ():
+        if item.error or not item.unfinished:
+            continue
+        padded = item.padded_requests
+        text = f"step {item.unfinished[0]} under way"
+        if item.requests is not None and padded is not None:
+            text += f": {item.requests} requests" + (f" padded to {padded}" if padded > item.requests else ", not padded")
+            text += f", graph {item.graph_mode}"
+        found[item.pid] = (item.unfinished_age_s, text)
+    return found
+
+
+def _cause(seen: Look) -> WhyCause | None:
+    """The classifier's word; where it has none and the device shows a kernel that does not end, that much and no more."""
+    stand, judged = seen.standing, seen.classification
+    if stand.state not in ("hung", "suspect", "ended") or judged is None:
+        return None
+    trigger = [text for _, text in _windows(seen).values() if " padded to " in text and text.endswith("graph full")]
+    note = f" The recorder shows the trigger of vllm-51593: {trigger[0]}." if trigger else ""
+    if stand.state == "hung" and judged.class_ in ("unknown", "not-hung"):
+        doubt = f" The evidence alone would say {judged.class_}: {judged.sentence}" if judged.class_ == "not-hung" else ""
+        if len(seen.target.ranks) == 1:
+            text = "A kernel is resident and does not end; which one, and what it waits for, only the device's own state tells."
+            return WhyCause.model_validate(
+                {"class": "gpu-kernel-stuck", "confidence": "low" if doubt else "medium", "sentence": text + note + doubt}
+            )
+        text = "Several ranks: from outside, a stuck kernel and a collective that waits for a rank look alike."
+        return WhyCause.model_validate({"class": "unknown", "confidence": "low", "sentence": text + note + doubt})
+    return WhyCause.model_validate(
+        {"class": judged.class_, "cause": judged.cause, "confidence": judged.confidence, "sentence": judged.sentence + note}
+    )
+
+
+def next_steps(stand: Standing, seen: Look) -> tuple[str, ...]:
+    """Commands in the order that respects the engine's deadline: evidence first, while there is some; the release; the restart."""
+    worker = seen.target.ranks[0].pid if seen.target.ranks else None
+    engine = seen.target.engine_pids[0] if seen.target.engine_pids else seen.target.api_pid
+    pid = worker if worker is not None else engine
+    if stand.state == "hung" and pid is not None:
+        left = seen.deadline.remaining_s
+        steps = []
+        if seen.deadline.state == "none" or (left is not None and left - seen.deadline.error_s > 2 * ATTACH_S):
+            steps.append(f"dsv4-repro autopsy {pid} --attach")
+        else:
+            # Stopped, the engine cannot end its workers in the middle of the read; what that costs the verb says itself.
+            steps.append(f"dsv4-repro autopsy {pid} --attach --freeze")
+        return (*steps, f"dsv4-repro unwedge {pid}", "restart the server; docs/production.md says what to keep")
+    if stand.state in ("suspect", "unknown") and engine is not None:
+        return (f"dsv4-repro watch --pid {engine} --once", f"dsv4-repro why {engine}")
+    if stand.state == "ended" and seen.target.log_path is not None:
+        return (f"dsv4-repro autopsy {seen.target.log_path}",)
+    return ()
+
+
+def document_of(seen: Look, seconds: float) -> WhyDocument:
+    """What was seen as the published document."""
+    stand = seen.standing
+    outcome = _OUTCOMES.get(stand.state, "inconclusive")
+    windows = _windows(seen)
+    ranks = tuple(
+        WhyRank(
+            pid=rank.pid,
+            rank=rank.rank,
+            gpu=str(rank.gpu_index) if rank.gpu_index is not None else rank.gpu_uuid,
+            unfinished_s=windows.get(rank.pid, (None, ""))[0],
+            window=windows.get(rank.pid, (None, ""))[1],
+        )
+        for rank in seen.target.ranks
+    )
+    build = seen.build
+    return WhyDocument.model_validate(
+        {
+            "outcome": outcome,
+            "state": stand.state,
+            "exit_status": _STATUS[outcome],
+            "base_url": seen.target.base_url,
+            "engine_pids": seen.target.engine_pids,
+            "ranks": ranks,
+            "still_s": stand.still_s,
+            "still_known": stand.still_known,
+            "live_requests": stand.live_requests,
+            "reasons": stand.reasons,
+            "device_signals": stand.device_signals,
+            "against": stand.against,
+            "power": _power(seen),
+            "cause": _cause(seen),
+            "deadline": WhyDeadline(
+                state=seen.deadline.state, limit_s=seen.deadline.limit_s, remaining_s=seen.deadline.remaining_s,
+                known=seen.deadline.known, text=seen.deadline.text,
+            ),
+            "build": WhyBuild(
+                affected=build.affected, text=build.text, releases=build.releases, live_requests=build.live_counts
+            )
+            if build is not None
+            else None,
+            "unread": [{"what": item.what, "why": item.why, "remedy": item.remedy} for item in _blind(seen)],
+            "next": next_steps(stand, seen),
+            "seconds": round(seconds, 2),
+        }
+    )  # fmt: skip
+
+
+def _blind(seen: Look) -> Sequence[Unread]:
+    blind = seen.snapshots[-1].blind if seen.snapshots else ()
+    return (*seen.unread, *(Unread(item.signal, item.why) for item in blind))
+
+
+def run_why(named: str | None, common: Common, *, clock: Clock = SYSTEM) -> int:
+    """The verb. Exit status: 3 a hang, 0 fine (healthy, idle, starting), 4 it has ended, 5 not decided, or there is no server."""
+    screen = Screen(as_json=common.as_json, clock=clock)
+    began = clock.monotonic()
+    screen.progress("looking, without touching anything")
+    try:
+        target = find_one(named, clock)
+    except UnavailableError as error:
+        document = WhyDocument(
+            outcome="inconclusive", state="no server", exit_status=5, reasons=(str(error),),
+            next=(error.help_text,) if error.help_text else (), seconds=round(clock.monotonic() - began, 2),
+        )  # fmt: skip
+        return _show(document, screen)
+    document = document_of(look(target, clock=clock), clock.monotonic() - began)
+    if common.out is not None:
+        _keep(document, common)
+    return _show(document, screen)
+
+
+def _show(document: WhyDocument, screen: Screen) -> int:
+    screen.end_progress()
+    lines = why_lines(document)
+    style = {"hang": "bad", "other": "bad", "clean": "good"}.get(document.outcome, "note")
+    screen.say(*lines[:1], style=style)
+    screen.say(*lines[1:])
+    screen.document(document.model_dump(mode="json", by_alias=True))
+    return document.exit_status
+
+
+def _keep(document: WhyDocument, common: Common) -> None:
+    import json
+
+    from .atomic import make_folder, write_atomic
+
+    if common.out is None:
+        raise ReproError("--out was not given")
+    make_folder(common.out)
+    text = json.dumps(document.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False) + "\n"
+    write_atomic(common.out / "why.json", text.encode())
