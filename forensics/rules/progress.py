@@ -107,6 +107,15 @@ def rule_recovered(view: View) -> Iterator[Finding]:
         strength = FAIR if not view.gave_up else WEAK
         yield supported(rule, "not-hung", strength, "tokens move between two scrapes", list(flow.counter_refs), "slow-step")
         return
+    if flow.counters == "unplaced":
+        yield unknown(
+            rule,
+            "not-hung",
+            "tokens moved between two scrapes of unknown time, and the log ends with requests that get none",
+            "one more scrape of /metrics in 60 s",
+            refs=list(flow.refs),
+        )
+        return
     if flow.frozen:
         strength = WEAK if view.gpus_in("working") and not view.gpus_in("spin") else FAIR
         yield contradicted(rule, "not-hung", "requests run and no token comes", list(flow.refs), strength)

@@ -42,7 +42,8 @@ class StatsRun:
 
 @dataclass(frozen=True, slots=True)
 class TokenFlow:
-    """``stats``: the last stretch of each engine. ``counters``: moving, frozen or None. ``running``, ``waiting``, ``kv``: newest.
+    """``stats``: the last stretch of each engine. ``counters``: moving, frozen, unplaced (they moved, and the log ends in a
+    stand-still: when they moved is not known) or None. ``running``, ``waiting``, ``kv``: newest.
 
     ``stalls``: silences or frozen stretches after which tokens flowed again (first line, last line, seconds).
     ``idle_counters``: two scrapes equal with nothing running and nothing waiting.
@@ -70,7 +71,7 @@ class TokenFlow:
 
     @property
     def moving(self) -> bool:
-        if self.counters is not None:
+        if self.counters in ("moving", "frozen"):
             return self.counters == "moving"
         return bool(self.stats) and all(run.state == "flowing" for run in self.stats)
 
@@ -185,6 +186,9 @@ def token_flow(view: View) -> TokenFlow:
     found_runs, stalls = _runs(view)
     runs = tuple(_silenced(view, run) for run in found_runs)
     counters, refs = _counters(view)
+    if counters == "moving" and any(run.state in ("frozen", "silent") for run in runs):
+        # A scrape carries no time: one from before the stand-still and one from within it differ too, and the log's last word stands.
+        counters = "unplaced"
     repeats = 2 if view.case.metrics_repeat is not None else 1
     running, running_refs = _newest(view, "vllm:num_requests_running")
     waiting, waiting_refs = _newest(view, "vllm:num_requests_waiting")
