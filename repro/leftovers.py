@@ -1,8 +1,9 @@
 """Processes that an earlier run of ours left behind, and ending them.
 
 ``mark_run`` puts the run's directory and the parent's identity into the environment before a workload starts, so every child
-carries them. A leftover is a process of this user with that mark whose parent is gone. A process id alone is never trusted: it is
-used again; its start time goes with it.
+carries them. A leftover is a process of this user with that mark whose parent is gone, or one in the session of such a one: a
+process that gives itself a title (vLLM's do) may write over its environment. A process id alone is never trusted: it is used
+again; its start time goes with it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def _alive(identity: str) -> bool:
 def find_leftovers() -> tuple[Leftover, ...]:
     """This user's processes with our mark whose parent is gone. What cannot be read (another user's) is not ours."""
     found = []
+    unmarked: list[psutil.Process] = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
@@ -59,13 +61,38 @@ def find_leftovers() -> tuple[Leftover, ...]:
             if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment = process.environ()
-            if RUN_VARIABLE not in environment or PARENT_VARIABLE not in environment or _alive(environment[PARENT_VARIABLE]):
+            if RUN_VARIABLE not in environment or PARENT_VARIABLE not in environment:
+                unmarked.append(process)
+                continue
+            if _alive(environment[PARENT_VARIABLE]):
                 continue
             command = " ".join(process.cmdline())[:200]
             found.append(Leftover(process.pid, process.create_time(), environment[RUN_VARIABLE], command))
         except (psutil.Error, OSError):
             continue
-    return tuple(found)
+    return (*found, *_session_mates(found, unmarked))
+
+
+def _session_mates(marked: Sequence[Leftover], others: Sequence[psutil.Process]) -> list[Leftover]:
+    """Those of ``others`` in a session that a leftover leads, or whose leader is gone. A shell's session never counts."""
+    runs: dict[int, str] = {}
+    pids = {leftover.pid for leftover in marked}
+    for leftover in marked:
+        try:
+            session = os.getsid(leftover.pid)
+        except OSError:
+            continue
+        if session in pids or not psutil.pid_exists(session):
+            runs[session] = leftover.run
+    mates = []
+    for process in others:
+        try:
+            run = runs.get(os.getsid(process.pid))
+            if run is not None and os.getsid(process.pid) != os.getsid(0):
+                mates.append(Leftover(process.pid, process.create_time(), run, " ".join(process.cmdline())[:200]))
+        except (psutil.Error, OSError):
+            continue
+    return mates
 
 
 def end_leftovers(leftovers: Sequence[Leftover], *, grace_s: float = 3.0) -> dict[int, str]:

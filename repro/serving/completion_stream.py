@@ -12,7 +12,7 @@ import errno
 import hashlib
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -83,6 +83,12 @@ class CompletionRequest:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "return_token_ids": True,
         }
+
+    @property
+    def prompt_sha256(self) -> str:
+        """Of the prompt: only answers to the same prompt are compared."""
+        given = self.prompt if isinstance(self.prompt, str) else " ".join(map(str, self.prompt))
+        return hashlib.sha256(f"{type(self.prompt).__name__} {given}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,18 @@ class CompletionStream:
                 text_sha256=self._text.hexdigest(),
             )
         return self.outcome
+
+    @property
+    def text_so_far(self) -> str:
+        """A short hash of the whole text received so far."""
+        return str(self._text.hexdigest())[:16]
+
+    def forget(self) -> None:
+        """Let go of prompt and output of a stream that has ended; counts and times stay."""
+        self.request = CompletionRequest(prompt=(), max_tokens=self.request.max_tokens)
+        self._ids = None
+        if self.outcome is not None:
+            self.outcome = replace(self.outcome, token_ids=None)
 
     async def _exchange(self, session: aiohttp.ClientSession) -> tuple[Literal["completed"] | FaultKind, str]:
         if not shown_url(self.url):

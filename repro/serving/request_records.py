@@ -1,12 +1,12 @@
 """``requests.jsonl``: what the load sent and what came back, a line an event, written as it happens; its reader; and a comparison.
 
-Every line is one write to a file opened for appending, so a killed run loses nothing that it had seen; a line cut short at the end is
-what a crash leaves and is left out. The file is bounded: past ``MAX_BYTES`` arrivals are no longer written, sends and ends still are,
-and the file says so. Lines of kind:
+Every line is one write to a file opened for appending, so a killed run loses nothing that it had seen; a line cut short at the end
+is what a crash leaves and is left out. The file is bounded: past ``MAX_BYTES`` arrivals are no longer written, sends and ends still
+are, and the file says so. Lines of kind:
 
 - ``load``: schema, plan, server and the names of our headers (never their values);
 - ``sent``: id, wave, ``prompt_sha256``, ``max_tokens``; ``accepted``: status 200 came;
-- ``tokens``: ``at`` (seconds of the run's monotonic clock), ``n`` (tokens so far), ``ids`` (those that came) or ``text`` (hash so far);
+- ``tokens``: ``at`` (seconds, monotonic), ``n`` (tokens so far), ``ids`` (those that came) or ``text`` (its hash);
 - ``end``: kind, finish reason, detail; ``steer``: what the steering did and why; ``window``: how a wave's windows were reached.
 """
 
@@ -126,7 +126,7 @@ class _Building:
 
 
 def read_requests(path: Path, *, max_bytes: int = 2 * MAX_BYTES) -> dict[str, RequestRecord]:
-    """The requests of a records file, by id in order of sending. RunStoreError names file and line; a torn last line is left out."""
+    """The requests of a records file, by id in order of sending. RunStoreError names file and line."""
     found: dict[str, _Building] = {}
     read = 0
     try:
@@ -171,7 +171,7 @@ def _take(found: dict[str, _Building], line: Any) -> None:
             "max_tokens": int(line["max_tokens"]),
             "sent_at": float(line["at"]),
         }
-        found[fields["id"]] = _Building(fields)
+        found[str(line["id"])] = _Building(fields)
         return
     if kind not in ("accepted", "tokens", "end"):
         return
@@ -197,9 +197,11 @@ def _take(found: dict[str, _Building], line: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison:
-    """Two runs of the same requests. ``equal``: ids with the same output to the end of both. ``agree``: id -> tokens up to which both
-    say the same, one of them ending there. ``differ``: id -> tokens that agree before the first that does not. ``unknown``: id -> why
-    nothing can be said."""
+    """Two runs of the same requests.
+
+    ``equal``: ids with the same output to the end of both. ``agree``: id -> tokens up to which both say the same, one of them
+    ending there. ``differ``: id -> tokens that agree before the first that does not. ``unknown``: id -> why nothing can be said.
+    """
 
     equal: tuple[str, ...]
     agree: Mapping[str, int]

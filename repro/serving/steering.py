@@ -1,17 +1,18 @@
 """Steers one wave of the load into the windows it aims at, and says how each was reached. Pure: observations in, decisions out.
 
 A window is reached as
-- *measured*: a flight recorder's ring holds a step with exactly that many requests, padded to exactly that graph, with as many decode
-  slots of length zero as there are padded requests;
-- *computed*: the engine's own counters show iterations while exactly so many requests ran (``running`` equal in two readings, nothing
-  waiting, nothing finished in between), and exactly so many of our streams were open; the graph is then that of the capture rule;
+- *measured*: a flight recorder's ring holds a step with exactly that many requests, padded to exactly that graph, with as many
+  decode slots of length zero as there are padded requests;
+- *computed*: the engine's own counters show iterations while exactly so many requests ran (``running`` equal in two readings,
+  nothing waiting, nothing finished in between), and exactly so many of our streams were open; the graph is computed;
 - *inferred*: as many run and are open, and nothing has moved since: whether a step of that size was launched is not known. This is
   **not** reached;
 - *not reached* otherwise.
 
-With MTP a request takes 1 to next_n tokens a step, so who leaves when is not known beforehand. Corrections: streams that would outlast
-the others by too little are outlasted by cancelling the others; a held-back request replaces one that left too early; a planned
-cancellation waits for the window. While tokens have stopped nothing is touched: the engine may be wedged, and that is the evidence.
+With MTP a request takes 1 to next_n tokens a step, so who leaves when is not known beforehand. Corrections: where those to
+stay would outlast the others by too little, the others are cancelled; a held-back request replaces one that left too early; a
+planned cancellation waits for the window. While tokens have stopped nothing is touched: the engine may be wedged, and that is the
+evidence.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class _Window:
 
 
 def step_in_window(step: RecordedStep, aim: Aim) -> bool:
-    """A recorded step shows this window: the requests, and the padding measured on both sides (sizes, and slots of length zero)."""
+    """A recorded step shows this window: the requests, and the padding measured on both sides (sizes, and slots of length
+    zero; without MTP no length is expanded and the sizes alone do)."""
     if step.requests != aim.live:
         return False
     if step.tokens is not None and step.tokens != aim.rows:
@@ -128,7 +130,7 @@ def step_in_window(step: RecordedStep, aim: Aim) -> bool:
         return False
     if step.padded_tokens is not None and step.padded_tokens != aim.graph_rows:
         return False
-    return aim.padded_requests == 0 or step.decode_zero == aim.padded_requests
+    return step.decode_zero == aim.padded_requests or (step.decode_zero is None and (aim.mtp == 0 or aim.padded_requests == 0))
 
 
 @dataclass
@@ -238,7 +240,7 @@ class WaveSteering:
         return Decision(tuple(cancel), release, tuple(extend), tuple(why))
 
     def _outlasted(self, staying: Sequence[StreamView], aim: Aim) -> list[str]:
-        """Ids to cancel now, because the ``aim.live`` longest have only just enough left for the window; none while there is time."""
+        """Ids to cancel now, because the ``aim.live`` longest have only just enough left for the window"""
         order = sorted(staying, key=lambda stream: (-stream.left, stream.id))
         needed = (self.mtp + 1) * (aim.steps + 1) + self._rate * REACTION_S
         return [stream.id for stream in order[aim.live :]] if order[aim.live - 1].left <= needed * 2 else []

@@ -104,3 +104,24 @@ def test_marking_names_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     mark_run(tmp_path)
     assert os.environ[RUN_VARIABLE] == str(tmp_path)
     assert os.environ[PARENT_VARIABLE].startswith(f"{os.getpid()}:")
+
+
+def test_a_process_without_the_mark_is_found_by_its_session(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], env={}); "
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, RUN_VARIABLE: str(tmp_path), PARENT_VARIABLE: _gone_parent()}
+    leader = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert leader.stdout is not None
+    with leader, leader.stdout:
+        unmarked = int(leader.stdout.readline())
+        assert RUN_VARIABLE not in psutil.Process(unmarked).environ()
+        found = {item.pid: item for item in find_leftovers()}
+        assert {leader.pid, unmarked} <= set(found)
+        assert found[unmarked].run == str(tmp_path)
+        assert os.getpid() not in found
+        end_leftovers([found[leader.pid], found[unmarked]], grace_s=5.0)
+    assert not psutil.pid_exists(unmarked) or psutil.Process(unmarked).status() == psutil.STATUS_ZOMBIE
