@@ -52,11 +52,11 @@ class RecordWriter:
         except OSError as error:
             raise disk_error(error, path, "open the records") from error
 
-    def write(self, kind: str, *, bounded: bool = False, **fields: Any) -> None:
+    def write(self, event: str, /, *, bounded: bool = False, **fields: Any) -> None:
         """One line. ``bounded``: it counts against the file's limit and is left out past it."""
         if self._fd < 0 or self.error:
             return
-        line = (json.dumps({"event": kind, **fields}, separators=(",", ":")) + "\n").encode()
+        line = (json.dumps({"event": event, **fields}, separators=(",", ":")) + "\n").encode()
         if bounded:
             if self._left < len(line):
                 if not self._said:

@@ -5,8 +5,8 @@ A window is reached as
   decode slots of length zero as there are padded requests;
 - *computed*: the engine's own counters show iterations while exactly so many requests ran (``running`` equal in two readings,
   nothing waiting, nothing finished in between), and exactly so many of our streams were open; the graph is computed;
-- *inferred*: as many run and are open, and nothing has moved since: whether a step of that size was launched is not known. This is
-  **not** reached;
+- *inferred*: as many run and are open, and nothing has moved since: whether a step of that size was launched is not known. Or, where
+  nothing is known of the engine: tokens came on exactly so many open streams; who else ran is not known. This is **not** reached;
 - *not reached* otherwise.
 
 With MTP a request takes 1 to next_n tokens a step, so who leaves when is not known beforehand. Corrections: where those to
@@ -102,6 +102,7 @@ class _Window:
     ring_steps: int = 0
     iterations: int = 0
     stood_s: float = 0.0
+    client_steps: int = 0
     without_iterations: bool = False
 
     @property
@@ -110,11 +111,11 @@ class _Window:
             return "measured"
         if self.iterations:
             return "computed"
-        return "inferred" if self.stood_s >= STANDS_S else "not reached"
+        return "inferred" if self.stood_s >= STANDS_S or self.client_steps else "not reached"
 
     @property
     def satisfied(self) -> bool:
-        return max(self.ring_steps, self.iterations) >= self.aim.steps
+        return max(self.ring_steps, self.iterations, self.client_steps) >= self.aim.steps
 
 
 def step_in_window(step: RecordedStep, aim: Aim) -> bool:
@@ -141,8 +142,10 @@ class WaveSteering:
     mtp: int
     _windows: list[_Window] = field(default_factory=list)
     _before: EngineSample | None = None
-    _open: int = -1
+    _engine_seen: bool = False
+    _open: frozenset[str] = frozenset({""})
     _open_since: float = 0.0
+    _open_tokens: dict[str, int] = field(default_factory=dict)
     _rate_from: tuple[float, int] | None = None
     _rate: float = 0.0
     _faults: int = 0
@@ -153,20 +156,23 @@ class WaveSteering:
 
     def observe(self, seen: Observation) -> Decision:
         """Take one look into account and say what to do."""
-        live = sum(stream.open for stream in seen.streams)
-        if live != self._open:
-            self._open, self._open_since = live, seen.at
+        tokens = {stream.id: stream.tokens for stream in seen.streams if stream.open}
+        if tokens.keys() != self._open:
+            self._open, self._open_since, self._open_tokens = frozenset(tokens), seen.at, tokens
         for step in seen.steps:
             for one in self._windows:
                 one.ring_steps += step_in_window(step, one.aim)
+        self._engine_seen |= bool(seen.steps) or (seen.engine is not None and not seen.engine.error)
         if seen.engine is not None:
-            self._read(seen.engine, live, seen.last_token_at)
+            self._read(seen.engine, len(tokens), seen.last_token_at)
+        if not self._engine_seen:
+            self._read_client(tokens)
         self._measure_rate(seen)
         return self._decide(seen)
 
     def windows(self) -> tuple[WindowCount, ...]:
         """Every aim of the wave with how it was reached, largest first."""
-        return tuple(_counted(one) for one in self._windows)
+        return tuple(_counted(one, self._engine_seen) for one in self._windows)
 
     @property
     def satisfied(self) -> bool:
@@ -195,6 +201,13 @@ class WaveSteering:
                 one.stood_s = 0.0
             elif not iterations and not moved and (last_token_at is None or last_token_at < before.at):
                 one.stood_s += now.at - before.at
+
+    def _read_client(self, tokens: dict[str, int]) -> None:
+        """Without a word from the engine: steps that the tokens of exactly these streams need, less two that were under way."""
+        for one in self._windows:
+            if len(tokens) == one.aim.live:
+                least = min(tokens[name] - self._open_tokens[name] for name in tokens)
+                one.client_steps = max(one.client_steps, least // (self.mtp + 1) - 2)
 
     def _measure_rate(self, seen: Observation) -> None:
         """Tokens a second of one stream: the fastest open one, over at least 0.2 s."""
@@ -262,18 +275,28 @@ def _grown(before: float | None, now: float | None) -> int:
     return int(now - before) if before is not None and now is not None and now > before else 0
 
 
-def _counted(one: _Window) -> WindowCount:
+def _counted(one: _Window, engine_seen: bool) -> WindowCount:
     aim, how = one.aim, one.how
-    text = {
-        "measured": f"{one.ring_steps} recorded steps with exactly these sizes",
-        "computed": f"{one.iterations} iterations by the engine's counters while exactly {aim.live} requests ran",
-        "inferred": f"{aim.live} requests run and nothing has moved for {one.stood_s:.1f} s: a step of this size was not seen",
-        "not reached": "no step of this size was seen",
-    }[how]
-    if how == "computed" and one.without_iterations:
-        text = f"tokens came while exactly {aim.live} requests ran; the engine exports no iteration counter"
     steps = one.ring_steps if how == "measured" else one.iterations if how == "computed" else 0
-    return WindowCount(aim, how, int(how in ("measured", "computed")), steps, f"{aim.text}: {how}: {text}")
+    if how == "inferred":
+        said = f"{aim.live} requests run and nothing has moved for {one.stood_s:.1f} s: a step of this size was not seen"
+        if one.stood_s < STANDS_S:
+            said = f"tokens came on exactly {aim.live} open streams: who else ran in the engine is not known"
+    elif how == "computed" and one.without_iterations:
+        said = f"tokens came while exactly {aim.live} requests ran; the engine exports no iteration counter"
+    elif how == "not reached" and not engine_seen:
+        said = "not looked at: neither the engine's counters nor a flight recorder were read"
+    else:
+        said = _said(how, steps, aim)
+    return WindowCount(aim, how, int(how in ("measured", "computed")), steps, f"{aim.text}: {how}: {said}")
+
+
+def _said(how: Reached, steps: int, aim: Aim) -> str:
+    if how == "measured":
+        return f"{steps} recorded step{'s' * (steps != 1)} with exactly these sizes"
+    if how == "computed":
+        return f"{steps} iteration{'s' * (steps != 1)} by the engine's counters while exactly {aim.live} requests ran"
+    return "no step of this size was seen"
 
 
 def count_windows(waves: Sequence[Sequence[WindowCount]]) -> tuple[WindowCount, ...]:
@@ -285,9 +308,12 @@ def count_windows(waves: Sequence[Sequence[WindowCount]]) -> tuple[WindowCount, 
     found = []
     for counts in merged.values():
         best = max(counts, key=lambda one: (_ORDER.index(one.how), one.steps))
-        same = [one for one in counts if one.how == best.how]
+        steps = sum(one.steps for one in counts if one.how == best.how)
         waves_reached = sum(one.waves for one in counts)
-        text = best.text if len(counts) == 1 else f"{best.text} (reached in {waves_reached} of {len(counts)} waves)"
+        text = best.text
+        if len(counts) > 1:
+            again = steps != best.steps and f"{best.aim.text}: {best.how}: {_said(best.how, steps, best.aim)}"
+            text = f"{again or text}; reached in {waves_reached} of {len(counts)} waves"
         aim = best.aim.model_copy(update={"required": any(one.aim.required for one in counts)})
-        found.append(replace(best, aim=aim, waves=waves_reached, steps=sum(one.steps for one in same), text=text))
+        found.append(replace(best, aim=aim, waves=waves_reached, steps=steps, text=text))
     return tuple(sorted(found, key=lambda one: (-one.aim.live, one.aim.mtp)))

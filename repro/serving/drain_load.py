@@ -1,0 +1,483 @@
+"""The drain load: waves of streamed completions against a server, steered into the windows that the plan aims at.
+
+Runs in a thread and an asyncio loop of its own, so that nothing the server does can hold up the watchdog or the capture. ``start``
+and ``stop`` return at once and within a deadline; every way a request can fail is a client fault by kind in ``sample``, no hang.
+
+What the engine does is learnt from ``counters`` (a reading of its metrics) and ``ring_steps`` (the steps that a worker's flight
+recorder holds), both called from one more thread, or told by ``learn``. Without either no window is ever reached, only inferred.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...clock import SYSTEM, Clock, utc_stamp
+from ...errors import ReproError
+from ..recorder import RecordedStep
+from .completion_stream import FAULTS, CompletionStream, StreamEvent, open_session, shown_url
+from .load_plan import LoadPlan, RequestSpec, Wave
+from .loop_thread import LoopThread
+from .records import EngineSample, LoadSample
+from .request_records import REQUESTS_SCHEMA, RecordWriter
+from .steering import Decision, Observation, StreamView, WaveSteering, WindowCount, count_windows
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["PLAN_FILE", "REQUESTS_FILE", "DrainLoad"]
+
+#: Names of the two files in the load's folder.
+PLAN_FILE, REQUESTS_FILE = "plan.json", "requests.jsonl"
+#: Seconds between looks of the steering, readings of the counters, readings of the ring, and writes of arrivals.
+TICK_S, COUNTERS_S, RING_S, FLUSH_S = 0.02, 0.25, 1.0, 0.25
+#: Arrivals of one stream that are kept until they are written.
+FLUSH_EVENTS = 64
+#: After a wave in which every request failed, so long is waited before the next, seconds.
+BACKOFF_S = 1.0
+
+
+@dataclass
+class _Request:
+    """A request of the current wave, sent or not."""
+
+    spec: RequestSpec
+    state: str
+    stream: CompletionStream | None = None
+    task: asyncio.Task[None] | None = None
+    why: str = ""
+    extended: bool = False
+    at: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    ids: list[Sequence[int]] | None = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def view(self) -> StreamView:
+        stream = self.stream
+        state: Any = self.state
+        if state == "sent" and stream is not None and stream.tokens:
+            state = "streaming"
+        outcome = stream.outcome if stream is not None else None
+        return StreamView(
+            id=self.spec.id,
+            state=state,
+            tokens=stream.tokens if stream is not None else 0,
+            max_tokens=self.spec.max_tokens,
+            cancel_after=self.spec.cancel_after,
+            fault=outcome is not None and outcome.fault,
+        )
+
+
+class DrainLoad:
+    """One load against one server. ``folder`` gets plan.json and requests.jsonl; ``headers`` (an API key) are never written."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        plan: LoadPlan,
+        *,
+        clock: Clock = SYSTEM,
+        folder: Path,
+        headers: Mapping[str, str] | None = None,
+        counters: Callable[[], EngineSample | None] | None = None,
+        ring_steps: Callable[[], Sequence[RecordedStep]] | None = None,
+    ) -> None:
+        self._url = base_url.rstrip("/")
+        self._model = model
+        self.plan = plan
+        self._clock = clock
+        self._folder = folder
+        self._headers = dict(headers or {})
+        self._nonce = secrets.token_hex(4)
+        self._writer: RecordWriter | None = None
+        self._thread = LoopThread("dsv4-repro load", self._main)
+        self._learner = _Learner(counters, ring_steps, clock)
+        self._requests: dict[str, _Request] = {}
+        self._steering: WaveSteering | None = None
+        self._waves: list[tuple[WindowCount, ...]] = []
+        self._wave = ""
+        self._tokens_before = 0
+        self._last_token_at: float | None = None
+        self._faults: Counter[str] = Counter()
+        self._done = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Write plan.json and begin. RunStoreError if the folder cannot be written; nothing that the server does is raised."""
+        self._writer = RecordWriter(self._folder / REQUESTS_FILE)
+        self.plan.write(self._folder / PLAN_FILE)
+        self._write(
+            "load",
+            schema=REQUESTS_SCHEMA,
+            at=self._clock.monotonic(),
+            wall=utc_stamp(self._clock),
+            url=shown_url(self._url),
+            model=self._model,
+            plan_sha256=self.plan.sha256,
+            run=self._nonce,
+            headers=sorted(self._headers),
+        )
+        self._learner.start()
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Cancel what is open and end the thread, in ``timeout_s`` seconds at most; whether it has ended. Safe to call again."""
+        self._learner.stop()
+        ended = self._thread.stop(timeout_s)
+        if self._writer is not None and ended:
+            self._writer.close()
+        self._done = self._done or ended
+        return ended
+
+    def learn(self, engine: EngineSample | None = None, steps: Sequence[RecordedStep] = ()) -> None:
+        """Tell what the engine does, from any thread: a reading of its counters, steps of a worker's ring (known ones are left out)."""
+        self._learner.tell(engine, steps)
+
+    def sample(self) -> LoadSample:
+        """The client's side at this moment, from any thread."""
+        now = self._clock.monotonic()
+        with self._lock:
+            before, requests = self._tokens_before, list(self._requests.values())
+        last = self._last_token_at
+        return LoadSample(
+            at=now,
+            open=sum(one.state == "sent" for one in requests),
+            tokens=before + sum(one.stream.tokens for one in requests if one.stream is not None),
+            last_token_age_s=None if last is None else max(now - last, 0.0),
+            faults=dict(self._faults),
+        )
+
+    def live(self) -> int:
+        """Requests sent and not ended."""
+        return sum(one.state == "sent" for one in list(self._requests.values()))
+
+    def stream_tokens(self) -> dict[str, int]:
+        """Tokens received by each request of the current wave that was sent, by id."""
+        return {one.spec.id: one.stream.tokens for one in list(self._requests.values()) if one.stream is not None}
+
+    def done(self) -> bool:
+        """Every wave has ended, or the load was stopped or failed (``error``)."""
+        return self._done or (self._thread.error is not None and not self._thread.alive)
+
+    def windows(self) -> tuple[WindowCount, ...]:
+        """Every window aimed at, with how it was reached and in how many waves; the current wave counts so far."""
+        steering = self._steering
+        return count_windows([*self._waves, *([steering.windows()] if steering is not None else [])])
+
+    @property
+    def wave(self) -> str:
+        """Name of the current wave, empty before the first."""
+        return self._wave
+
+    @property
+    def error(self) -> str:
+        """What of ours went wrong: records that could not be written, a source that could not be read. Empty: nothing."""
+        broken = self._thread.error
+        parts = [
+            f"the load ended: {type(broken).__name__}: {broken}"[:300] if broken is not None else "",
+            self._writer.error if self._writer is not None else "",
+            self._learner.error,
+        ]
+        return "; ".join(part for part in parts if part)
+
+    @property
+    def records(self) -> Path:
+        """requests.jsonl; read it with ``request_records.read_requests``."""
+        return self._folder / REQUESTS_FILE
+
+    # -- in the loop ------------------------------------------------------------------------------------------------------------
+
+    async def _main(self) -> None:
+        try:
+            async with open_session() as session:
+                for wave in self.plan.waves:
+                    await self._run_wave(session, wave)
+        finally:
+            self._close_wave()
+            if self._writer is not None:
+                self._writer.close()
+            self._learner.stop()
+            self._done = True
+
+    async def _run_wave(self, session: aiohttp.ClientSession, wave: Wave) -> None:
+        self._close_wave()
+        self._wave = wave.name
+        self._steering = WaveSteering(wave, self.plan.mtp)
+        self._requests = {
+            spec.id: _Request(spec, "due" if spec.hold_back is None else "held") for spec in wave.requests
+        }  # fmt: skip
+        self._last_token_at = None
+        began = self._clock.monotonic()
+        flushed = began
+        while True:
+            now = self._clock.monotonic()
+            for one in self._requests.values():
+                if one.state == "due" and now - began >= one.spec.start_s:
+                    self._send(session, one)
+            steps = self._observe(session, now)
+            if now - flushed >= FLUSH_S:
+                flushed = now
+                self._flush_all()
+            if now - began > wave.limit_s:
+                self._cancel_all("the wave's time is over")
+            if steps.release == () and not any(one.state in ("due", "sent") for one in self._requests.values()):
+                break
+            await asyncio.sleep(TICK_S)
+        await self._learner.look_again(RING_S)
+        self._observe(session, self._clock.monotonic(), act=False)
+        sent = [one.stream.outcome for one in self._requests.values() if one.stream is not None]
+        if sent and all(outcome is not None and outcome.fault for outcome in sent):
+            await asyncio.sleep(BACKOFF_S)
+
+    def _observe(self, session: aiohttp.ClientSession, now: float, *, act: bool = True) -> Decision:
+        """Show the steering what is new, and do what it says."""
+        assert self._steering is not None
+        views = tuple(one.view for one in self._requests.values())
+        samples, steps = self._learner.take()
+        for sample in samples[:-1]:
+            self._steering.observe(Observation(now, views, self._last_token_at, sample))
+        decision = self._steering.observe(
+            Observation(now, views, self._last_token_at, samples[-1] if samples else None, steps)
+        )  # fmt: skip
+        if not act:
+            return decision
+        new = [name for name in decision.extend if not self._requests[name].extended]
+        for name in new:
+            self._requests[name].extended = True
+        for name in decision.cancel:
+            self._cancel(self._requests[name], "; ".join(decision.why) or "planned")
+        for name in decision.release:
+            self._send(session, self._requests[name])
+        if decision.cancel or decision.release or new:
+            self._write(
+                "steer",
+                at=now,
+                wave=self._wave,
+                cancel=list(decision.cancel),
+                release=list(decision.release),
+                extend=new,
+                why=list(decision.why),
+            )
+        return decision
+
+    def _send(self, session: aiohttp.ClientSession, one: _Request) -> None:
+        spec = one.spec
+        asked = spec.completion(self.plan.token_ids, request_id=f"{self._nonce}-{spec.id}")
+        stream = CompletionStream(
+            self._url,
+            self._model,
+            asked,
+            self.plan.request_timeout_s,
+            self._clock,
+            self._headers,
+            on_event=lambda event: self._arrived(one, event),
+        )
+        one.stream, one.state = stream, "sent"
+        self._write(
+            "sent",
+            id=spec.id,
+            wave=self._wave,
+            at=self._clock.monotonic(),
+            prompt_sha256=asked.prompt_sha256,
+            max_tokens=spec.max_tokens,
+        )
+        one.task = asyncio.get_running_loop().create_task(self._follow(session, one, stream))
+
+    async def _follow(self, session: aiohttp.ClientSession, one: _Request, stream: CompletionStream) -> None:
+        try:
+            with suppress(asyncio.CancelledError):  # by us: the outcome says so
+                await stream.run(session)
+        finally:
+            self._ended(one, stream)
+
+    def _arrived(self, one: _Request, event: StreamEvent) -> None:
+        self._last_token_at = event.at
+        first = not one.at and one.stream is not None and one.stream.first_token_at == event.at
+        one.at.append(event.at)
+        one.counts.append(event.tokens)
+        if event.token_ids is None:
+            one.ids = None
+        if one.ids is not None:
+            one.ids.append(event.token_ids or ())
+        elif one.stream is not None:
+            one.texts.append(one.stream.text_so_far)
+        if first and one.stream is not None:
+            self._write("accepted", id=one.spec.id, at=one.stream.accepted_at)
+        if first or len(one.at) >= FLUSH_EVENTS:
+            self._flush(one)
+
+    def _ended(self, one: _Request, stream: CompletionStream) -> None:
+        if one.state == "ended":
+            return
+        one.state = "ended"
+        self._flush(one)
+        outcome = stream.outcome
+        kind = outcome.kind if outcome is not None else "cancelled"
+        if kind in FAULTS:
+            self._faults[kind] += 1
+        if outcome is not None and outcome.accepted_at is not None and not outcome.tokens:
+            self._write("accepted", id=one.spec.id, at=outcome.accepted_at)
+        self._write(
+            "end",
+            id=one.spec.id,
+            at=outcome.ended_at if outcome is not None else self._clock.monotonic(),
+            kind=kind,
+            tokens=stream.tokens,
+            counted=outcome.counted if outcome is not None else None,
+            finish_reason=stream.finish_reason,
+            status=stream.status,
+            text_sha256=outcome.text_sha256 if outcome is not None else None,
+            detail=one.why if kind == "cancelled" and one.why else outcome.detail if outcome is not None else "",
+        )
+        stream.forget()
+
+    def _cancel(self, one: _Request, why: str) -> None:
+        one.why = one.why or why
+        if one.task is not None:
+            one.task.cancel()
+
+    def _cancel_all(self, why: str) -> None:
+        for one in self._requests.values():
+            if one.state == "due":
+                one.state = "held"
+            elif one.state == "sent" and not one.why:
+                self._cancel(one, why)
+
+    def _close_wave(self) -> None:
+        """Write how the wave's windows were reached, and add it to the counts."""
+        steering = self._steering
+        if steering is None:
+            return
+        for one in self._requests.values():  # stopped in the middle: what has not ended yet ends here in the records
+            if one.state == "sent" and one.stream is not None:
+                one.why = one.why or "the load was stopped"
+                if one.task is not None:
+                    one.task.cancel()
+                self._ended(one, one.stream)
+        counts = steering.windows()
+        with self._lock:
+            self._tokens_before += sum(one.stream.tokens for one in self._requests.values() if one.stream is not None)
+            self._requests = {}
+        self._waves.append(counts)
+        self._steering = None
+        held = [{"text": one.text, "how": one.how, "steps": one.steps} for one in counts]
+        self._write("window", wave=self._wave, at=self._clock.monotonic(), windows=held)
+
+    def _flush_all(self) -> None:
+        for one in self._requests.values():
+            self._flush(one)
+
+    def _flush(self, one: _Request) -> None:
+        if not one.at:
+            return
+        what: dict[str, Any] = {"at": [round(at, 6) for at in one.at], "n": one.counts}
+        if one.ids is not None:
+            what["ids"] = [list(some) for some in one.ids]
+        else:
+            what["text"] = one.texts[-len(one.at) :]
+        self._write("tokens", bounded=True, id=one.spec.id, **what)
+        one.at, one.counts, one.texts = [], [], []
+        one.ids = [] if one.ids is not None else None
+
+    def _write(self, event: str, /, *, bounded: bool = False, **fields: Any) -> None:
+        if self._writer is not None:
+            self._writer.write(event, bounded=bounded, **fields)
+
+
+class _Learner:
+    """Reads the engine's counters and a worker's ring in a thread of its own, and keeps what is new until it is taken."""
+
+    def __init__(
+        self,
+        counters: Callable[[], EngineSample | None] | None,
+        ring_steps: Callable[[], Sequence[RecordedStep]] | None,
+        clock: Clock,
+    ) -> None:
+        self._counters = counters
+        self._ring_steps = ring_steps
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._samples: deque[EngineSample] = deque(maxlen=64)
+        self._steps: deque[RecordedStep] = deque(maxlen=65536)
+        self._newest: int | None = None
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._rounds = 0
+        self._thread = threading.Thread(target=self._run, name="dsv4-repro load counters", daemon=True)
+        self.error = ""
+
+    def start(self) -> None:
+        if self._counters is None and self._ring_steps is None:
+            return
+        if self._ring_steps is not None:  # what the ring holds now was before the load
+            self._look_at_ring()
+            with self._lock:
+                self._steps.clear()
+                self._newest = self._newest or 0
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    def tell(self, engine: EngineSample | None, steps: Sequence[RecordedStep]) -> None:
+        with self._lock:
+            if engine is not None:
+                self._samples.append(engine)
+            launched = max((step.number for step in steps if step.launch_ns is not None), default=0)
+            for step in sorted(steps, key=lambda one: one.number):  # what is being begun has no sizes yet: next time
+                if step.number <= launched and (self._newest is None or step.number > self._newest):
+                    self._newest = step.number
+                    self._steps.append(step)
+
+    def take(self) -> tuple[list[EngineSample], list[RecordedStep]]:
+        with self._lock:
+            samples, steps = list(self._samples), list(self._steps)
+            self._samples.clear()
+            self._steps.clear()
+        return samples, steps
+
+    async def look_again(self, timeout_s: float) -> None:
+        """Wait for one more reading of everything, at most so long."""
+        if not self._thread.is_alive():
+            return
+        wanted = self._rounds + 1
+        self._wake.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._rounds < wanted and self._thread.is_alive():
+                    await asyncio.sleep(TICK_S)
+
+    def _run(self) -> None:
+        ring_at = self._clock.monotonic()
+        while not self._stop.is_set():
+            asked = self._wake.is_set()
+            self._wake.clear()
+            if self._counters is not None:
+                self._guarded("the engine's counters", lambda: self.tell(self._counters() if self._counters else None, ()))
+            now = self._clock.monotonic()
+            if self._ring_steps is not None and (asked or now - ring_at >= RING_S):
+                ring_at = now
+                self._look_at_ring()
+            if asked:
+                self._rounds += 1
+            self._wake.wait(COUNTERS_S)
+
+    def _look_at_ring(self) -> None:
+        self._guarded("the flight recorder", lambda: self.tell(None, self._ring_steps() if self._ring_steps else ()))
+
+    def _guarded(self, what: str, read: Callable[[], None]) -> None:
+        """A source that fails is said once and asked again: the load goes on."""
+        try:
+            read()
+        except (ReproError, OSError, ValueError) as error:
+            self.error = self.error or f"{what}: {str(error)[:200]}"
