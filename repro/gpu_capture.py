@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from .child import Child
 from .gpu_collectors import GpuSnapshotCollector, RowStateCollector
 from .ground import Artefact, CaptureOutcome, Emit, GroundRequest
 
-__all__ = ["DebuggerProbe", "GpuCapture", "copy_ends"]
+__all__ = ["DebuggerProbe", "GpuCapture", "copy_ends", "end_left_debuggers"]
 
 #: After its target's end a debugger that was left alone is given so long to end by itself, seconds.
 _DEBUGGER_GRACE_S = 5.0
@@ -129,18 +129,7 @@ class GpuCapture:
 
         One that outlives SIGKILL (it hangs in the driver, state D) is not waited for: a sentence for each is returned.
         """
-        survivors = []
-        for debugger in self.left_debuggers:
-            deadline = Deadline(_DEBUGGER_GRACE_S, self.clock)
-            while debugger.poll() is None and not deadline.expired:
-                self.clock.sleep(0.05)
-            if debugger.poll() is None:
-                debugger.kill()
-                try:
-                    debugger.wait(timeout=_DEBUGGER_KILL_WAIT_S)
-                except subprocess.TimeoutExpired:
-                    state = process_state(debugger.pid) or "not known"
-                    survivors.append(f"the debugger {debugger.pid} outlived SIGKILL (state {state})")
+        survivors = end_left_debuggers(self.left_debuggers, self.clock)
         self.left_debuggers = []
         return survivors
 
@@ -228,6 +217,23 @@ class GpuCapture:
         if code is None and kernel.cubin and self.request.options.get("via", "driver") == "driver":
             code = CodeImage(kernel.cubin, kernel.function, sm=kernel.sm)
         return dataclasses.replace(grid, params=grid.params or self._params or None, code=code)
+
+
+def end_left_debuggers(debuggers: Sequence[Any], clock: Clock = SYSTEM) -> list[str]:
+    """Wait a moment for each, then end it; a sentence for each that outlives SIGKILL."""
+    survivors = []
+    for debugger in debuggers:
+        deadline = Deadline(_DEBUGGER_GRACE_S, clock)
+        while debugger.poll() is None and not deadline.expired:
+            clock.sleep(0.05)
+        if debugger.poll() is None:
+            debugger.kill()
+            try:
+                debugger.wait(timeout=_DEBUGGER_KILL_WAIT_S)
+            except subprocess.TimeoutExpired:
+                state = process_state(debugger.pid) or "not known"
+                survivors.append(f"the debugger {debugger.pid} outlived SIGKILL (state {state})")
+    return survivors
 
 
 def copy_ends(source: Path, target: Path, *, head: int = _STDERR_HEAD, tail: int = _STDERR_TAIL) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from ...clock import SYSTEM, Clock, Deadline
 from ..device_state import Unread
 
-__all__ = ["MOST_BYTES", "SAMPLES", "EngineReading", "parse_metrics", "scrape"]
+__all__ = ["MOST_BYTES", "SAMPLES", "EngineReading", "parse_metrics", "read_page", "scrape"]
 
 #: Bytes of an answer that are read at most. vLLM's exposition is 50 to 300 KB.
 MOST_BYTES = 4 << 20
@@ -101,6 +101,11 @@ def scrape(base_url: str, *, timeout_s: float = 2.0, clock: Clock = SYSTEM, heal
             unread.append(why)
     now = clock.monotonic()
     return EngineReading(now, now - began, status, values, engines, bad, tuple(unread))
+
+
+def read_page(base_url: str, path: str, *, timeout_s: float = 2.0) -> tuple[int, bytes] | Unread:
+    """HTTP status and body of one GET as it came (evidence is kept raw), at most ``MOST_BYTES``; or why there is none."""
+    return _get(base_url, path, Deadline(timeout_s), MOST_BYTES)
 
 
 def parse_metrics(body: bytes) -> tuple[dict[str, float], dict[str, dict[str, float]], int, Unread | None]:

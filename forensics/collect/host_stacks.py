@@ -36,15 +36,27 @@ def find_py_spy(extra: Sequence[Path] = ()) -> Path:
 
 
 class HostStackCollector:
-    """Writes ``host_stacks.txt``: ``py-spy dump`` of the process."""
+    """Writes ``file_name``: ``py-spy dump`` of the process. ``nonblocking``: without a pause, so moving frames are garbled."""
 
     name = "host_stacks"
     disturbance: Disturbance = "pauses"
 
     def __init__(
-        self, pid: int, folder: Path, *, deadline_s: float = 10.0, clock: Clock = SYSTEM, tool: Path | None = None
+        self,
+        pid: int,
+        folder: Path,
+        *,
+        deadline_s: float = 10.0,
+        clock: Clock = SYSTEM,
+        tool: Path | None = None,
+        file_name: str = "host_stacks.txt",
+        nonblocking: bool = False,
     ) -> None:
         self._pid = pid
+        self._file_name = file_name
+        self._nonblocking = nonblocking
+        if nonblocking:
+            self.disturbance = "none"
         self._folder = folder
         self._clock = clock
         self._tool = tool
@@ -52,9 +64,10 @@ class HostStackCollector:
 
     def collect(self) -> Collected:
         tool = self._tool or find_py_spy()
-        path = (self._folder / "host_stacks.txt").absolute()
+        path = (self._folder / self._file_name).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
-        done = run_tool([str(tool), "dump", "--pid", str(self._pid)], self.deadline_s, output=path, clock=self._clock)
+        how = ["--nonblocking"] if self._nonblocking else []
+        done = run_tool([str(tool), "dump", *how, "--pid", str(self._pid)], self.deadline_s, output=path, clock=self._clock)
         if done.expired:
             why = Unread(
                 "host stacks", f"py-spy did not end within {self.deadline_s:g} s", f"py-spy dump --nonblocking --pid {self._pid}"
@@ -76,7 +89,7 @@ class HostStackCollector:
             self.disturbance,
             0.0,
             files=(CollectedFile("host-stacks", path),),
-            facts={"threads": threads, "tool": str(tool)},
+            facts={"threads": threads, "tool": str(tool), "nonblocking": self._nonblocking},
         )
 
 

@@ -1,0 +1,182 @@
+"""The decode step that was running when a server hung, as its own recorder and agent measured it; and the known wait in row states.
+
+From the recorder: requests, tokens, padded sizes, query positions per request. From the agent inside the worker: arrival counters
+and row lengths of each captured launch, read from device memory while the kernel spins. What neither saw stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import ReproError
+from ...forensics.chain import StepFacts
+from ...forensics.device_state import DeviceState, GridState
+from ...forensics.identity import base_name
+from ...kernels.abi import ARRIVAL_COUNTER_OFFSET, RADIX_THRESHOLD, ROW_STATE_SIZE, TopKParams
+from ...kernels.devices import DeviceDescription, device_for_sm, device_named
+from ...kernels.plan import LaunchPlan, plan_launch
+
+__all__ = ["AgentLaunch", "KnownWait", "agent_launches", "device_of", "known_wait", "measured_step", "with_parameters"]
+
+_KERNEL = "persistent_topk_kernel"
+#: Row states that have not changed count as standing when the oldest step is this old, seconds.
+_STALLED_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLaunch:
+    """One captured launch of the op as the agent read it. ``counters``: int32 by group; ``lengths``: int32 by row."""
+
+    workspace: int
+    lengths_address: int
+    rows: int
+    width: int
+    top_k: int
+    max_seq_len: int
+    counters: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def negative_rows(self) -> tuple[int, ...]:
+        """Rows whose length is no legal one."""
+        return tuple(row for row, length in enumerate(self.lengths) if length < 0)
+
+    def holds(self, address: int) -> bool:
+        """Whether an address lies in this launch's row states."""
+        return self.workspace <= address < self.workspace + len(self.counters) * ROW_STATE_SIZE
+
+    def plan(self, device: DeviceDescription | None) -> LaunchPlan | None:
+        """The launcher's arithmetic for it; None where the card is not known or the figures make no launch."""
+        if device is None:
+            return None
+        try:
+            plan = plan_launch(self.rows, self.width, self.max_seq_len, self.top_k, device)
+        except ReproError:
+            return None
+        return plan if plan.path == "persistent" and plan.groups == self.rows else None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWait:
+    """A leader that waits for a peer that has left, told from memory alone. ``group`` is the row's too."""
+
+    launch: AgentLaunch
+    group: int
+
+    @property
+    def address(self) -> int:
+        return self.launch.workspace + self.group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET
+
+
+def agent_launches(facts: Mapping[str, Any]) -> tuple[AgentLaunch, ...]:
+    """The launches in the facts of an ``agent_row_states`` outcome; what does not make sense is left out."""
+    found = []
+    for item in facts.get("launches", ()):
+        try:
+            found.append(
+                AgentLaunch(
+                    int(item["workspace"], 16), int(item["lengths_address"], 16), int(item["rows"]), int(item["width"]),
+                    int(item["top_k"]), int(item["max_seq_len"]), tuple(map(int, item["arrival_counters"])),
+                    tuple(map(int, item["lengths"])),
+                )
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            continue
+    return tuple(found)
+
+
+def known_wait(facts: Mapping[str, Any]) -> KnownWait | None:
+    """The wait of vLLM #51593 in two agreeing reads: one arrival where the row's length is negative, while a step does not end.
+
+    None where the reads differ, no step is overdue, more than one place fits, or peers would stay (``max_seq_len``).
+    """
+    if facts.get("unchanged") is not True or not isinstance(facts.get("stalled_s"), int | float) or facts["stalled_s"] < _STALLED_S:
+        return None
+    found = [
+        KnownWait(launch, group)
+        for launch in agent_launches(facts)
+        if launch.max_seq_len <= RADIX_THRESHOLD and launch.rows <= len(launch.counters)
+        for group, count in enumerate(launch.counters[: launch.rows])
+        if count == 1 and group < len(launch.lengths) and launch.lengths[group] < 0
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def device_of(names: Mapping[str, Any], gpu_index: int | None) -> DeviceDescription | None:
+    """The card of a rank, by the name or architecture that NVML gave; with one card in all, that one."""
+    entry = names.get(str(gpu_index)) if gpu_index is not None else None
+    if entry is None and len(names) == 1:
+        entry = next(iter(names.values()))
+    if not isinstance(entry, Mapping):
+        return None
+    try:
+        return device_named(str(entry.get("name")))
+    except ReproError:
+        pass
+    try:
+        return device_for_sm(int(entry["sm"])) if entry.get("sm") else None
+    except (ReproError, ValueError):
+        return None
+
+
+def measured_step(ring: Mapping[str, Any] | None, launches: Sequence[AgentLaunch], planned: StepFacts | None) -> StepFacts | None:
+    """The step that a recorder shows under way; figures of the plan only where nothing was measured and they are no measurement.
+
+    ``ring``: facts of one recorder (``first_sample.ring_state``). None if there is neither a recorded step nor a plan.
+    """
+    step = ring.get("step") if ring is not None else None
+    if not isinstance(step, Mapping) or step.get("requests") is None:
+        return planned
+    requests, padded, zero = step.get("requests"), step.get("padded_requests"), step.get("decode_zero")
+    # The recorder sees the padded request slots as decode lengths of 0; the descriptor's own figure where it has none.
+    slots = zero if isinstance(zero, int) and zero > 0 else None
+    if slots is None and isinstance(padded, int) and isinstance(requests, int):
+        slots = padded - requests
+    native = step.get("native")
+    measured = StepFacts(
+        live_requests=requests,
+        next_n=step.get("next_n"),
+        rows=step.get("tokens"),
+        graph_rows=step.get("padded_tokens") if step.get("graph_mode") == "full" else None,
+        padded_requests=slots,
+        producer=None if native is None else "native" if native else "variable-length",
+        origin="measured",
+    )
+    if planned is not None:
+        # Of the plan only what a step does not change: the model's compression and widths.
+        measured = replace(
+            measured, compress=planned.compress, max_model_len=planned.max_model_len, width=planned.width,
+            max_seq_len=planned.max_seq_len,
+        )  # fmt: skip
+    widths = {launch.width for launch in launches}
+    return replace(measured, width=widths.pop()) if len(widths) == 1 and measured.width is None else measured
+
+
+def with_parameters(state: DeviceState, launches: Sequence[AgentLaunch]) -> tuple[DeviceState, bool]:
+    """The state with the top-k's parameters from the agent's record of the launch, where the debugger could not read them.
+
+    Only where one launch fits: its rows divide the grid (the agent keeps launches of one row a group) and, among several, only one
+    has a counter that is not 0. Returns whether anything was filled in. The two buffers' addresses are not known: 0.
+    """
+    changed = False
+    grids: list[GridState] = []
+    for grid in state.grids:
+        fitting = [
+            launch
+            for launch in launches
+            if launch.rows > 0 and grid.grid_dim[0] % launch.rows == 0 and grid.grid_dim[1:] == (1, 1) and any(launch.counters)
+        ]
+        if grid.params is None and base_name(grid.kernel) == _KERNEL and len(fitting) == 1:
+            launch = fitting[0]
+            ctas = grid.grid_dim[0] // launch.rows
+            chunk = -(-launch.width // ctas)
+            chunk += -chunk % 4
+            params = TopKParams(
+                0, 0, launch.lengths_address, launch.workspace, launch.rows, launch.width, launch.top_k, chunk, ctas,
+                launch.max_seq_len,
+            )  # fmt: skip
+            grid, changed = replace(grid, params=params.pack()), True
+        grids.append(grid)
+    return replace(state, grids=tuple(grids)), changed
