@@ -70,6 +70,7 @@ class Engine:
         self.workers: list[subprocess.Popen[bytes]] = []
         self.pipes: list[Pipe] = []
         self.done: set[int] = set()
+        self.up = 0
         self.release_asked = False
         self.jitted = self.paused = False
         self.wedged_since: float | None = None
@@ -122,6 +123,8 @@ class Engine:
             for message in pipe.read():
                 if pipe is self.api:
                     self.heed(message)
+                elif message["kind"] == "up":
+                    self.up += 1
                 else:
                     self.done.add(message["number"])
             if not pipe.open and pipe is self.api:
@@ -139,7 +142,7 @@ class Engine:
             with open(self.settings.kernel_log, "a", encoding="utf-8") as stream:
                 stream.write(
                     f"[{time.monotonic():12.6f}] Memory cgroup out of memory: Killed process {worker.pid} (VLLM::Worker) "
-                    f"total-vm:91234567kB, anon-rss:61234567kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1234kB oom_score_adj:0\n"
+                    f"total-vm:91234567kB, anon-rss:61234567kB, file-rss:0kB, shmem-rss:0kB, UID:0 oom_score_adj:0\n"
                 )
         worker.kill()
 
@@ -187,6 +190,8 @@ class Engine:
             self.pipes.append(Pipe(worker.stdout.fileno()))
             self.tell(kind="worker", rank=rank, pid=worker.pid)
         self.worker_log.pid = self.workers[0].pid
+        while self.up < self.settings.tp:
+            self.listen(None)
 
     def _wait(self, seconds: float) -> None:
         """A pause in which a worker's death is seen; the line that every long start prints once or more."""
@@ -226,12 +231,12 @@ class Engine:
 
     def _phase_profile(self, seconds: float) -> None:
         self._wait(seconds)
-        tokens = self.settings.kv_blocks * 64
+        tokens, longest = self.settings.kv_blocks * 64, self.settings.max_model_len
         self.worker_log.info("gpu_worker.py:480", "Available KV cache memory: 1.00 GiB")
         self.log.info("kv_cache_utils.py:1744", f"GPU KV cache size: {tokens:,} tokens")
         self.log.info(
             "kv_cache_utils.py:1745",
-            f"Maximum concurrency for {self.settings.max_model_len:,} tokens per request: {tokens / self.settings.max_model_len:.2f}x",
+            f"Maximum concurrency for {longest:,} tokens per request: {tokens / longest:.2f}x",
         )
 
     def _phase_capture(self, seconds: float) -> None:
@@ -315,7 +320,7 @@ class Engine:
             self.worker_log.info("gpu_worker.py:900", "Profiler started: the step waits for it.")
             order |= {"step_s": settings.pause_s, "device": "idle"}
         if over and settings.ipc:
-            order |= {"lost": True, "recover_s": settings.recover_s}
+            order |= {"lost": True, "device": "idle"}
         ranks = None
         if over and settings.desync and settings.tp > 1:
             # The last rank went on alone; the others wait for it inside a collective.
@@ -380,11 +385,12 @@ class Engine:
         self.log.error(
             "dump_input.py:79",
             "Dumping scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[], scheduled_cached_reqs="
-            f"CachedRequestData(req_ids={list(tokens)}, resumed_req_ids=set(), new_token_ids=[], new_block_ids={[None] * len(tokens)}, "
+            f"CachedRequestData(req_ids={list(tokens)}, resumed_req_ids=set(), new_token_ids=[], "
+            f"new_block_ids={[None] * len(tokens)}, "
             f"num_computed_tokens={[request.context for request in scheduler.running]}, "
             f"num_output_tokens={[request.generated for request in scheduler.running]}), num_scheduled_tokens={tokens}, "
-            f"total_num_scheduled_tokens={sum(tokens.values())}, scheduled_spec_decode_tokens={drafts}, scheduled_encoder_inputs={{}}, "
-            "num_common_prefix_blocks=[0], finished_req_ids=[], free_encoder_mm_hashes=[])",
+            f"total_num_scheduled_tokens={sum(tokens.values())}, scheduled_spec_decode_tokens={drafts}, "
+            "scheduled_encoder_inputs={}, num_common_prefix_blocks=[0], finished_req_ids=[], free_encoder_mm_hashes=[])",
         )
         self.log.error(
             "dump_input.py:81",
@@ -403,7 +409,7 @@ def main(arguments: list[str]) -> int:
     settings = Settings().changed(json.loads(arguments[0]))
     set_title("VLLM::EngineCore")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     engine = Engine(settings, arguments[1])
     try:
         engine.start()

@@ -120,12 +120,13 @@ class StandIn:
         return int(self.state()["engine"])
 
     def pids(self) -> list[int]:
-        """Every process of the group that is there (zombies too)."""
+        """Every process of the group that runs (one that is dead and not yet reaped by init does not)."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if os.getpgid(int(entry.name)) == self.group:
+                    state, _, group = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+                    if int(group) == self.group and state not in "ZX":
                         found.append(int(entry.name))
         return sorted(found)
 
@@ -176,25 +177,19 @@ class StandIn:
             os.killpg(self.group, signal.SIGKILL)
         status = self.process.wait(10)
         end = time.monotonic() + 5
-        while time.monotonic() < end:
-            try:
-                os.killpg(self.group, signal.SIGKILL)
-            except OSError:
-                break
+        while self.pids() and time.monotonic() < end:
             time.sleep(0.01)
         return status
 
     def drain(self, *, lengths: tuple[int, ...] = (30, 200, 200, 200), prompt: int = 64) -> list[subprocess.Popen[bytes]]:
-        """Streams with these output lengths, each in a child (see ``client.py``). The caller ends them: ``stop_clients``."""
-        client = ENTRY / "client.py"
-        return [
-            subprocess.Popen(
-                [sys.executable, str(client), self.base_url, self.model, str(prompt + place), str(length)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )  # fmt: skip
-            for place, length in enumerate(lengths)
-        ]
+        """Streams with these output lengths, begun together, in a child whose status is the number that failed.
+
+        The caller ends it: ``stop_clients``.
+        """
+        if not lengths:
+            return []
+        start = [sys.executable, str(ENTRY / "client.py"), self.base_url, self.model, str(prompt), *map(str, lengths)]
+        return [subprocess.Popen(start, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)]
 
 
 def stop_clients(clients: list[subprocess.Popen[bytes]]) -> None:

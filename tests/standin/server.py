@@ -29,6 +29,9 @@ VERSION = "0.23.0"
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 @dataclass
 class Stream:
     """A request under way in this process."""
@@ -64,7 +67,8 @@ class Server:
         self.dead = ""
         self.status = 0
         self.state: dict[str, Any] = {
-            "standin": True, "phase": "starting", "device": "idle", "wedged": False, "live": 0, "step": 0, "workers": {}, "since": 0.0,
+            "standin": True, "phase": "starting", "device": "idle", "wedged": False, "live": 0, "step": 0, "workers": {},
+            "since": 0.0,
         }  # fmt: skip
 
     # -- engine --------------------------------------------------------------------------------------------------------------
@@ -172,7 +176,8 @@ class Server:
             if not (idle and idle_before):
                 self.log.info(
                     "loggers.py:259",
-                    f"Engine 000: Avg prompt throughput: {prompt:.1f} tokens/s, Avg generation throughput: {generated:.1f} tokens/s, "
+                    f"Engine 000: Avg prompt throughput: {prompt:.1f} tokens/s, "
+                    f"Avg generation throughput: {generated:.1f} tokens/s, "
                     f"Running: {counts.running} reqs, Waiting: {counts.waiting} reqs, GPU KV cache usage: {100 * counts.kv:.1f}%, "
                     f"Prefix cache hit rate: 0.0%",
                 )
@@ -201,9 +206,8 @@ class Server:
             peer = request.transport.get_extra_info("peername") if request.transport else None
             where = f"{peer[0]}:{peer[1]}" if peer else "-"
             words = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
-            self.log.plain(
-                f'INFO:     {where} - "{request.method} {request.path} HTTP/1.1" {status} {words.get(status, "Internal Server Error")}'
-            )
+            word = words.get(status, "Internal Server Error")
+            self.log.plain(f'INFO:     {where} - "{request.method} {request.path} HTTP/1.1" {status} {word}')
 
     async def _spoilt(self, how: str, request: web.Request) -> None:
         kind, _, value = how.partition(":")
@@ -227,8 +231,8 @@ class Server:
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         card = {
-            "id": self.model, "object": "model", "created": int(self.started), "owned_by": "vllm", "root": self.path, "parent": None,
-            "max_model_len": self.settings.max_model_len, "permission": [],
+            "id": self.model, "object": "model", "created": int(self.started), "owned_by": "vllm", "root": self.path,
+            "parent": None, "max_model_len": self.settings.max_model_len, "permission": [],
         }  # fmt: skip
         return web.json_response({"object": "list", "data": [card]})
 

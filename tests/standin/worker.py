@@ -85,7 +85,7 @@ class Agent:
             self.status()
 
     def _answer(self, asked: str) -> dict[str, Any]:
-        """The row states of #51593: in a wedge the padded slot's first row has the length -1, its group's counter stands at 1 of 2."""
+        """The row states of #51593: in a wedge the padded slot's first row has the length -1, and its group's counter is 1 of 2."""
         step = self.stuck
         rows = step["padded_rows"] if step else 8
         counters, lengths = [0] * rows, [3000] * rows
@@ -215,5 +215,6 @@ def main(arguments: list[str]) -> int:
     rank, settings = int(arguments[0]), json.loads(arguments[1])
     set_title("VLLM::Worker" if settings["tp"] == 1 else f"VLLM::Worker_TP{rank}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.write(1, b'{"kind": "up"}\n')
     Worker(settings, rank).worker_busy_loop()
     return 0
