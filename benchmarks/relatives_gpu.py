@@ -3,6 +3,8 @@
     python benchmarks/relatives_gpu.py --launches 20                    compile here, run on device 0
     python benchmarks/relatives_gpu.py --prepare DIR --sm 90            compile only, for a machine without NVRTC or network
     python benchmarks/relatives_gpu.py --cubins DIR --launches 20       run what was prepared (releases that are missing are named)
+    python benchmarks/relatives_gpu.py --verb --out FILE --runs DIR     every row by the verb run NAME --on gpu --fix ROW
+    python benchmarks/relatives_gpu.py --warm --sm 90                   fill the cache (DSV4_REPRO_CACHE) for --verb, no GPU needed
 
 Beside the rows: a group larger than the card, a group that another kernel leaves too few slots, and the victim on the same and on
 another stream. Each launch has its own deadline; one that hangs is released by writing a large count into its counters on a second
@@ -14,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import struct
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -49,7 +53,7 @@ def gpu_rows() -> list[tuple[str, Row]]:
         (entry.name, row)
         for entry in all_scenarios()
         for row in entry.variants()
-        if "gpu" in row.grounds and isinstance(row.what, Launch)
+        if "gpu" in row.grounds and isinstance(row.what, Launch) and row.what.beyond is None and not row.what.leave
     ]
 
 
@@ -272,6 +276,78 @@ def measure(bench: Bench, folder: Path | None, launches: int) -> dict[str, Any]:
     return {"rows": rows, "more": more, "not_run": skipped, "slots": slots}
 
 
+# ---------------------------------------------------------------------------------------------------------------------------------
+# By the verb
+
+
+def warm(sm: int) -> None:
+    """Every kernel that ``--verb`` needs into the user's cache."""
+    for kernel in sorted({row.kernel for entry in all_scenarios() for row in entry.variants() if "gpu" in row.grounds}):
+        try:
+            print(kernel, select_kernel(kernel, sm=sm, top_k=512, vec=4).cubin_sha256[:12], flush=True)
+        except ReproError as error:
+            print(f"{kernel}: not prepared: {error}", file=sys.stderr, flush=True)
+    compile_kernel("companions.cu", sm)
+
+
+def verb_row(name: str, row: Row, args: argparse.Namespace, limit_s: float) -> dict[str, Any]:
+    """One row through the command line in a process of its own, which is killed (with its children) at ``limit_s``."""
+    folder = (args.runs / f"{name}-{row.name}").absolute()
+    words = [sys.executable, "-m", "dsv4_repro.repro", "run", name, "--on", "gpu", "--fix", row.name, "--device", str(args.device)]
+    words += ["--trials", str(args.launches), "--timeout", str(int(limit_s)), "--out", str(folder), "--json"]
+    words += ["--share"] if args.share else []
+    started = SYSTEM.monotonic()
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, err = process.communicate(timeout=limit_s + 30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        return {"status": "killed", "why": f"no answer within {limit_s + 30:g} s", "stderr": err[-600:], "as_expected": False}
+    seconds = round(SYSTEM.monotonic() - started, 2)
+    try:
+        found = json.loads(out)
+        verdict = found["verdict"]
+    except (ValueError, KeyError):
+        return {"status": process.returncode, "seconds": seconds, "why": (err or out)[-800:], "as_expected": False}
+    record = json.loads((folder / "run.json").read_text()) if (folder / "run.json").is_file() else {}
+    return {
+        "status": process.returncode, "seconds": seconds, "outcome": found["outcome"], "class": verdict["class"],
+        "cause": verdict["cause"], "confidence": verdict["confidence"], "signature": verdict["signature"],
+        "sentence": verdict["sentence"], "trials": record.get("trials"), "unwedge": found.get("unwedge"),
+        "queued": found.get("queued"), "held_slots": found.get("held_slots"), "timing": found.get("timing"),
+        "device_evidence": sorted({item["kind"] for item in found["evidence"]}),
+        "unread": [f"{item['what']}: {item['why']}"[:300] for item in found["unread"]],
+        "expected": [row.class_, row.cause], "as_expected": [verdict["class"], verdict["cause"]] == [row.class_, row.cause],
+    }  # fmt: skip
+
+
+def by_verb(args: argparse.Namespace) -> dict[str, Any]:
+    """Every row that a card can show, in turn; ``--out`` is written after each."""
+    whole = Deadline(args.total)
+    summary: dict[str, Any] = {"schema": "dsv4-repro/relatives-verb/1", "launches": args.launches, "rows": {}, "not_run": {}}
+    wanted = [
+        (entry.name, row)
+        for entry in all_scenarios()
+        for row in entry.variants()
+        if "gpu" in row.grounds and args.only in f"{entry.name}/{row.name}"
+    ]
+    args.runs.mkdir(parents=True, exist_ok=True)
+    for name, row in wanted:
+        key = f"{name}/{row.name}"
+        if whole.expired:
+            summary["not_run"][key] = "no time was left"
+            continue
+        found = summary["rows"][key] = verb_row(name, row, args, min(args.row_timeout, max(whole.remaining(), 5)))
+        word = "as expected" if found["as_expected"] else "NOT AS EXPECTED"
+        print(
+            f"{key}: {found.get('class')}/{found.get('cause')} {found['status']} {found.get('seconds')} s {word}", file=sys.stderr
+        )
+        if args.out is not None:
+            args.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepare", type=Path, help="only compile, into this folder")
@@ -281,7 +357,21 @@ def main() -> int:
     parser.add_argument("--launches", type=int, default=20, help="of each row; rows that hang get at most 10")
     parser.add_argument("--deadline", type=float, default=0.3, help="seconds after which a launch counts as hung")
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
+    parser.add_argument("--warm", action="store_true", help="only fill the user's cache for --verb")
+    parser.add_argument("--verb", action="store_true", help="every row by dsv4-repro run NAME --on gpu, a process each")
+    parser.add_argument("--runs", type=Path, default=Path("runs/relatives"), help="run directories of --verb")
+    parser.add_argument("--row-timeout", type=float, default=60.0, help="seconds for one row of --verb")
+    parser.add_argument("--total", type=float, default=540.0, help="seconds for all rows of --verb")
+    parser.add_argument("--only", default="", help="rows of --verb whose NAME/ROW contains this")
+    parser.add_argument("--share", action="store_true", help="as of run")
     args = parser.parse_args()
+    if args.warm:
+        warm(args.sm)
+        return 0
+    if args.verb:
+        found = by_verb(args)
+        print(json.dumps(found, indent=1))
+        return 0 if found["rows"] and all(row["as_expected"] for row in found["rows"].values()) else 3
     if args.prepare is not None:
         prepare(args.prepare, args.sm)
         return 0

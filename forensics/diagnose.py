@@ -75,7 +75,7 @@ def diagnose_state(
     found = _fault(faults) or judge(state, views, hung=watched)
     if not found.waits and found.class_ in ("unknown", "gpu-kernel-stuck"):
         found = by_name(state, views, hung=watched) or found
-    signature, why_not = _signature(found)
+    signature, why_not = _signature(found, state)
     view = found.view or next((item for item in views if item.ctas), None)
     seen = _chain_input(state, found, view, read, host, unwedge)
     unread += _without_params(views, unread)
@@ -206,14 +206,42 @@ def _fault(faults: Sequence[Fault]) -> Judged | None:
 # What is written down
 
 
-def _signature(found: Judged) -> tuple[str | None, tuple[str, ...]]:
-    """``vllm-51593`` where all its conditions hold; else None and the conditions that do not, or were not read."""
+def _relative_signature(found: Judged, state: DeviceState, kernel: str) -> tuple[str | None, tuple[str, ...]] | None:
+    """The published case of another cause than the defining one's; None where that cause has none of its own."""
+    base = base_name(kernel)
+    vllm = "persistent_topk_kernel" in kernel
+    if found.cause in ("reset-race", "missing-fence"):
+        case = {"reset-race": "flashinfer-3610", "missing-fence": "aiter-4007"}[found.cause]
+        if found.cause == "reset-race" and base.startswith("Radix") and found.confidence != "low":
+            return case, ()
+        return None, (f"the cause is that of {case}, the kernel is {base}: the same mechanism, not that case",)
+    if found.cause not in ("not-co-resident", "init-race") or found.facts is None:
+        return None
+    if not vllm:
+        return None, (f"the kernel is {base}, not persistent_topk_kernel",)
+    if found.confidence == "low":
+        return None, (f"the cause {found.cause} is only likely",)
+    if found.cause == "init-race":
+        return "vllm-41444", ()
+    # One group, alone on the device and larger than it: #41834. Several groups, or slots that another kernel holds: #41189.
+    resident = [grid for grid in state.grids if grid.ctas]
+    alone = len(resident) == 1 and len(found.ledger) == 1
+    return ("vllm-41834" if alone else "vllm-41189"), ()
+
+
+def _signature(found: Judged, state: DeviceState) -> tuple[str | None, tuple[str, ...]]:
+    """The published case all of whose conditions hold; else None and the conditions that do not, or were not read."""
     if found.class_ != "gpu-spin-barrier" or found.view is None or found.facts is None or found.primary is None:
         return None, ()
+    kernel = found.view.grid.kernel
+    other = _relative_signature(found, state, kernel)
+    if other is not None:
+        return other
+    named = f"the kernel is {base_name(kernel)}, not persistent_topk_kernel"
     reasons = []
     params = abi_params(found.view)
-    if "persistent_topk_kernel" not in found.view.grid.kernel:
-        reasons.append(f"the kernel is {base_name(found.view.grid.kernel)}, not persistent_topk_kernel")
+    if "persistent_topk_kernel" not in kernel:
+        reasons.append(named)
     if found.cause != "peer-left":
         reasons.append(f"the cause is {found.cause or 'not known'}, not peer-left")
     if found.facts.value != 1:

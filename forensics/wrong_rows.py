@@ -15,8 +15,10 @@ import numpy.typing as npt
 from ..kernels.abi import RADIX_THRESHOLD
 from ..kernels.reference import RowVerdict
 
-__all__ = ["WrongRows", "bins_of", "explain_wrong_rows", "half_bins", "ring_rows", "shared_bin"]
+__all__ = ["PUBLISHED", "WrongRows", "bins_of", "explain_wrong_rows", "half_bins", "ring_rows", "shared_bin"]
 
+#: The published case of a cause, where the kernel is vLLM's: all its releases with the defect have the one mechanism.
+PUBLISHED = {"histogram-ring": "vllm-49139", "overflow": "vllm-51782"}
 #: The unfixed single-CTA paths (vLLM #51782; read from the machine code of release 0.27.1 and confirmed by interpreting it): rows
 #: up to 8192 are sorted by the upper 11 bits of their values' half precision and keep 3708 candidates of one bin, longer rows by
 #: the upper 8 bits and keep 4096.

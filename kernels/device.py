@@ -155,13 +155,17 @@ class DeviceWorkload:
                 help_text="Use a smaller --max-model-len or --max-num-seqs, or a freer device (--device).",
             )
 
-    def _capture(self, plan: LaunchPlan) -> CapturedSize:
+    def _host_pool(self, plan: LaunchPlan) -> list[np.ndarray[Any, Any]]:
+        """ROTATION arrays of logits, float32 [rows, stride]."""
         import numpy as np
 
+        random = np.random.default_rng([self._setup.seed, plan.rows])
+        return [random.standard_normal((plan.rows, plan.stride), dtype=np.float32) for _ in range(ROTATION)]
+
+    def _capture(self, plan: LaunchPlan) -> CapturedSize:
         driver, setup = self._driver, self._setup
         rows_bytes = plan.rows * plan.stride * 4
-        random = np.random.default_rng([setup.seed, plan.rows])
-        host_pool = [random.standard_normal((plan.rows, plan.stride), dtype=np.float32) for _ in range(ROTATION)]
+        host_pool = self._host_pool(plan)
         size = CapturedSize(
             plan=plan,
             lengths=driver.alloc(4 * plan.rows),
@@ -354,6 +358,10 @@ class DeviceWorkload:
         if not self._wait(self._side_event, timeout_s):
             raise DeadlineError(f"the side stream's copy of {count} bytes of row states did not end within {timeout_s:g} s")
         return bytes(self._states.view[:count])
+
+    def observations(self) -> dict[str, Any]:
+        """What else a workload of this kind can read while it hangs, as JSON values."""
+        return {}
 
     @property
     def row_states_address(self) -> int:

@@ -70,6 +70,7 @@ def setup_of(message: Mapping[str, Any]) -> Setup:
         params_size=int(message.get("params_size", 56)),
         warmup_timeout_s=float(message.get("warmup_timeout_s", 20.0)),
         library=str(message.get("library", "")),
+        extra=dict(message.get("extra", {})),
     )
 
 
@@ -205,6 +206,7 @@ class _Session:
                 "type": "row_states", "re": "row_states", "address": workload.row_states_address, "bytes": len(raw),
                 "read_ms": first_ms, "unchanged": raw == again, "groups": counters_of(raw), "pending": workload.pending,
                 "layers_done": workload.progress(), "path": str(path) if path else "", "params": workload.frozen_params().hex(),
+                **workload.observations(),
             }
         )  # fmt: skip
 

@@ -26,7 +26,7 @@ def launch_of(document: Mapping[str, Any]) -> LaunchPlan:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the child is to set up. ``launches`` by graph rows. ``cubin`` is empty where torch's op launches (``library``: its
-    file).
+    file). ``extra``: what a workload of another kind needs beside it (``relative_child``).
     """
 
     function: str
@@ -39,6 +39,7 @@ class Setup:
     params_size: int = PARAMS_SIZE
     warmup_timeout_s: float = 20.0
     library: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,11 +58,17 @@ def all_unread(captures: Sequence[CaptureOutcome]) -> tuple[Unread, ...]:
 
 
 def counter_of_row_states(captures: Sequence[CaptureOutcome], ctas_per_group: int) -> int | None:
-    """Address of the one arrival counter that stands in the middle of a barrier, from the row states alone; None if not known."""
+    """Address of the one arrival counter that stands in the middle of a barrier, from the row states alone; None if not known.
+
+    A launch of one group that hangs can only wait at that group's counter, whatever it holds (a reset race leaves 0 there).
+    """
     for capture in captures:
         found = standing_counter(capture.facts, ctas_per_group)
         if found is not None:
             return found
+        base, arrivals = capture.facts.get("address"), capture.facts.get("arrivals")
+        if isinstance(base, int) and isinstance(arrivals, list) and len(arrivals) == 1 and capture.facts.get("unchanged"):
+            return base + ARRIVAL_COUNTER_OFFSET
     return None
 
 

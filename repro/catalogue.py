@@ -28,6 +28,9 @@ def _entry(item: Scenario, here: Mapping[str, str]) -> dict[str, Any]:
         "upstream": list(item.upstream),
         "here": {ground: here[ground] for ground in item.grounds},
         "rows": [row.name for row in item.variants()],
+        "rows_on": {
+            ground: names for ground in ("cpu", "gpu") if (names := [row.name for row in item.variants() if ground in row.grounds])
+        },
         "not_reproduced": [what for what, _ in item.not_reproduced],
     }
 
@@ -42,7 +45,11 @@ def list_lines(scenarios: Sequence[Scenario], here: Mapping[str, str]) -> list[s
     lines: list[str] = []
     for item in scenarios:
         lines += wrap(f"{item.name:<16}{item.title}", indent=" " * 16)
-        grounds = "; ".join(f"{ground}: {here[ground]}" for ground in item.grounds) or "not reproduced"
+        said = []
+        for ground in item.grounds:
+            count = sum(ground in row.grounds for row in item.variants())
+            said.append(f"{ground}: {here[ground]}" + (f" ({count} rows)" if count else ""))
+        grounds = "; ".join(said) or "not reproduced"
         lines += wrap(f"{'':16}{item.class_}/{item.cause or '-'} · here: {grounds}", indent=" " * 16)
     return lines
 

@@ -25,7 +25,7 @@ class ErrorDocument(_Document):
 
 
 class ListEntry(_Document):
-    """A scenario in ``list``. ``here``: ground -> "yes" or why not."""
+    """A scenario in ``list``. ``here``: ground -> "yes" or why not; ``rows_on``: ground -> rows that can run there."""
 
     name: str
     title: str
@@ -34,6 +34,9 @@ class ListEntry(_Document):
     signature: str | None
     upstream: tuple[str, ...]
     here: dict[str, str]
+    rows: tuple[str, ...] = ()
+    rows_on: dict[str, tuple[str, ...]] = {}
+    not_reproduced: tuple[str, ...] = ()
 
 
 class ListDocument(_Document):

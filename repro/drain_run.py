@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .ground import Ground
     from .options import Common, PlanFlags, RunFlags
 
-__all__ = ["DrainJob", "Executed", "execute", "fixes_of", "job_of", "run_drain"]
+__all__ = ["DrainJob", "Executed", "execute", "fixes_of", "flat_environment", "job_of", "run_drain"]
 
 #: The architecture that the CPU ground interprets where none is named: that of the published case.
 DEFAULT_ARCH = 120
@@ -300,7 +300,7 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
         status = exit_status(result.outcome, job.expect)
         finished = record.model_copy(
             update={
-                "environment": {**record.environment, **_flat(result.ready.environment if result.ready else {})},
+                "environment": {**record.environment, **flat_environment(result.ready.environment if result.ready else {})},
                 "trials": result.counts,
                 "outcome": result.outcome,
                 "exit_status": status,
@@ -325,7 +325,7 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
     return Executed(result, store.path, status, unwritten)
 
 
-def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
+def flat_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
     """The ground's environment: scalars as they are, everything of structure under ``details``, which reports do not print."""
     plain = {key: value for key, value in environment.items() if isinstance(value, str | int | float | bool)}
     nvml = environment.get("nvml")

@@ -96,7 +96,7 @@ class GpuGround:
             environment = self._dump.environment()
         since = time.clock_gettime(time.CLOCK_BOOTTIME)
         child = Child.spawn(
-            CHILD_MODULES[str(options.get("via", "driver"))],
+            str(options.get("child_module") or CHILD_MODULES[str(options.get("via", "driver"))]),
             [str(request.device)],
             self._work,
             environment=environment,
@@ -209,6 +209,7 @@ class GpuGround:
             "ordinal": request.device,
             "launches": {str(rows): launch_document(plan) for rows, plan in self._launchable.items()},
             "library": str(request.options.get("library", "")),
+            "extra": dict(request.options.get("extra", {})),
         }
         if request.kernel.cubin:
             cubin = self._work / "kernel.cubin"
@@ -330,6 +331,10 @@ class GpuGround:
             raise InconclusiveError("the GPU ground was opened without success: nothing to read")
         return self._capture.capture(folder, emit, self._hung_step, allow_dump=allow_dump, attach=attach)
 
+    def _another(self, **more: Any) -> GpuGround:
+        """A second ground of this kind."""
+        return GpuGround(**more)
+
     def _dump_of_another_child(self, step: DecodeStep, folder: Path) -> list[CaptureOutcome]:
         """This child could not be dumped (a debugger was attached before, say): hang a new one at the same step and dump that."""
 
@@ -339,7 +344,7 @@ class GpuGround:
         request = self._request
         options = {**request.options, "share": True, "cuda_gdb": False, "second_child": True, "check": False}
         launches = {step.graph_rows: request.launches[step.graph_rows]}
-        other = GpuGround(
+        other = self._another(
             clock=self._clock,
             child_command=self._child_command,
             nvml=self._make_nvml,

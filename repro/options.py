@@ -109,9 +109,9 @@ class RunFlags:
 
 @dataclass(frozen=True, slots=True)
 class RelativeFlags:
-    """Which row of a relative's matrix, with whose code."""
+    """Which row of a relative's matrix, with whose code, where."""
 
-    on: Annotated[str | None, typer.Option("--on", help="Ground: cpu.")] = None
+    on: Annotated[str | None, typer.Option("--on", help="Ground: cpu (the default) or gpu.")] = None
     fix: Annotated[
         str | None, typer.Option("--fix", metavar="ROW", help="The row to run: a defect or a fix, by name; default the defect.")
     ] = None
@@ -127,6 +127,13 @@ class RelativeFlags:
         str | None, typer.Option("--kernel", help="Whose code instead of the row's: builtin[:VARIANT], vllm==0.27.1, or a file.")
     ] = None
     arch: Annotated[str | None, typer.Option("--arch", help="Architecture to interpret, e.g. sm_90; default sm_120.")] = None
+    device: Annotated[str | None, typer.Option("--device", help="With --on gpu: the GPU's number.")] = None
+    trials: Annotated[int, typer.Option("--trials", help="With --on gpu: so many launches.", min=1, max=1_000_000)] = 1
+    share: Annotated[bool, typer.Option("--share", help="With --on gpu: although the GPU holds somebody's process.")] = False
+    dump: Annotated[bool, typer.Option("--dump/--no-dump", help="With --on gpu: a core dump at the first hang.")] = True
+    unwedge: Annotated[
+        bool, typer.Option("--unwedge/--no-unwedge", help="With --on gpu: write a large count into the stuck counter, to see.")
+    ] = True
     expect: Annotated[str | None, typer.Option("--expect", help="hang or clean: exit 0 as expected, 1 not as expected.")] = None
 
 

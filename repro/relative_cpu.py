@@ -18,7 +18,7 @@ import numpy as np
 from ..clock import Deadline
 from ..forensics.device_state import GridState
 from ..forensics.records import CLASSES, Diagnosis, Evidence, Verdict, Window
-from ..forensics.wrong_rows import explain_wrong_rows
+from ..forensics.wrong_rows import PUBLISHED, explain_wrong_rows
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE
 from ..scenarios.drain import DrainPlan, decode_steps
 from ..scenarios.launches import DrainBatches, HostLaunch, Launch, Row
@@ -104,8 +104,12 @@ def judge_row(
     return Tried(row, ended, Counter({(verdict.class_, verdict.cause): 1}))
 
 
-def _diagnosis(class_: str, cause: str | None, sentence: str, confidence: str = "high", **more: Any) -> Diagnosis:
-    verdict = Verdict.model_validate({"class": class_, "cause": cause, "confidence": confidence, "sentence": sentence})
+def _diagnosis(
+    class_: str, cause: str | None, sentence: str, confidence: str = "high", *, signature: str | None = None, **more: Any
+) -> Diagnosis:
+    verdict = Verdict.model_validate(
+        {"class": class_, "cause": cause, "confidence": confidence, "sentence": sentence, "signature": signature}
+    )
     return Diagnosis.model_validate({"outcome": CLASSES[class_][1], "ground": "cpu", "verdict": verdict, **more})
 
 
@@ -185,12 +189,13 @@ def _one(program: Any, image: KernelImage, launch: Launch, seed: int, keep: Keep
     if result.kind == "budget":
         return Ended(_diagnosis("unknown", None, f"{result.proof}; neither an end nor a deadlock was shown", "low"), detail)
     verdicts = run.verdicts(logits, lengths)
-    return Ended(_completed(run, verdicts, launch, logits, detail, keep), detail)
+    return Ended(_completed(run, verdicts, launch, logits, detail, keep, shipped=image.origin.startswith("vllm")), detail)
 
 
 def _completed(
-    run: TopKRun, verdicts: tuple[RowVerdict, ...], launch: Launch, logits: Any, detail: dict[str, Any], keep: Keep | None
-) -> Diagnosis:
+    run: TopKRun, verdicts: tuple[RowVerdict, ...], launch: Launch, logits: Any, detail: dict[str, Any],
+    keep: Keep | None, *, shipped: bool,
+) -> Diagnosis:  # fmt: skip
     case = launch.case
     wrong = [verdict for verdict in verdicts if not verdict.ok]
     detail["wrong_rows"] = [verdict.text for verdict in wrong[:20]]
@@ -205,8 +210,9 @@ def _completed(
     evidence = [_kept_answers(run, verdicts, detail, keep)] if keep is not None else []
     sentence = "the kernel finished with a wrong answer: " + "; ".join(found.reasons)
     return _diagnosis(
-        "wrong-result", found.cause, sentence, "high" if found.cause else "medium", evidence=evidence, window=Window(reached=True)
-    )
+        "wrong-result", found.cause, sentence, "high" if found.cause else "medium", evidence=evidence, window=Window(reached=True),
+        signature=PUBLISHED.get(found.cause or "") if shipped else None,
+    )  # fmt: skip
 
 
 def _kept_answers(run: TopKRun, verdicts: tuple[RowVerdict, ...], detail: dict[str, Any], keep: Keep) -> Evidence:
@@ -284,7 +290,7 @@ def _host(what: HostLaunch) -> Ended:
     detail = {"lines": plan.lines(), "path": plan.path, "grid": plan.grid, "resident_cap": plan.resident_cap, "origin": "computed"}
     head = f"vLLM {what.release} on {device.name}: "
     if plan.path == "refused":
-        return Ended(_diagnosis("launch-refused", "oversubscribed", head + plan.refusal), detail)
+        return Ended(_diagnosis("launch-refused", "oversubscribed", head + plan.refusal, signature="vllm-41834"), detail)
     if plan.path == "persistent" and plan.oversubscribed:
         text = f"{plan.grid} CTAs are launched, {plan.resident_cap} can be resident: some never start"
         return Ended(_diagnosis("unknown", None, f"{head}{text}; computed, nothing was run", "low"), detail)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import SYSTEM, Clock, Deadline, utc_stamp
-from ..errors import UnavailableError, UsageError
+from ..errors import NoDriverError, ReproError, UsageError
 from ..forensics.records import Evidence
 from ..reports.document import ReportSource, verdict_words
 from ..scenarios.launches import DrainBatches, HostLaunch, Launch, Row
@@ -22,6 +22,7 @@ from .exits import Expectation, exit_status
 from .leftovers import mark_run
 from .narrate import proof_lines
 from .relative_cpu import Tried, judge_row
+from .relative_matrix import MATRIX_STATUS, matrix_document, run_gpu_rows, run_rows, tell_matrix
 from .report_files import reports_of, write_reports
 from .run_records import KernelRecord, RunRecord, TrialCounts
 from .runstore import RunStore
@@ -29,10 +30,9 @@ from .runstore import RunStore
 if TYPE_CHECKING:
     from .options import Common, RelativeFlags
 
-__all__ = ["EXPLORE_SCHEMA", "MATRIX_SCHEMA", "choose_row", "matrix_document", "run_relative", "run_rows"]
+__all__ = ["EXPLORE_SCHEMA", "choose_row", "run_relative"]
 
 EXPLORE_SCHEMA = "dsv4-repro/explore/1"
-MATRIX_SCHEMA = "dsv4-repro/relative-matrix/1"
 
 
 def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str = "cpu") -> Row:
@@ -55,7 +55,7 @@ def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str
         return found
     if not isinstance(found.what, Launch):
         raise UsageError(f"row {found.name} launches no kernel: --kernel does not apply")
-    return Row(found.name, found.what, found.class_, found.text, found.cause, kernel, found.fixed, found.grounds, found.also)
+    return replace(found, kernel=kernel)
 
 
 def _what_lines(row: Row, sm: int) -> list[str]:
@@ -90,7 +90,7 @@ def _record(entry: Scenario, row: Row, sm: int, seed: int, command: tuple[str, .
     launches: dict[str, Any] = {row.name: {"lines": _what_lines(row, sm)}}
     if isinstance(row.what, Launch):
         launches[row.name]["grid"] = row.what.case.grid
-    kernel = KernelRecord(origin=row.kernel, sm=sm) if isinstance(row.what, Launch) else None
+    kernel = _kernel_record(row, row.what, sm) if isinstance(row.what, Launch) else None
     return RunRecord(
         scenario=entry.name,
         ground="cpu",
@@ -106,6 +106,20 @@ def _record(entry: Scenario, row: Row, sm: int, seed: int, command: tuple[str, .
         kernel=kernel,
         launches=launches,
     )
+
+
+def _kernel_record(row: Row, what: Launch, sm: int) -> KernelRecord:
+    """Whose code: function and hash too, where it is to be had here (where not, the run itself says why)."""
+    from ..kernels.select import select_kernel
+
+    try:
+        image = select_kernel(row.kernel, sm=sm, top_k=what.case.k, vec=what.case.vec)
+    except ReproError:
+        return KernelRecord(origin=row.kernel, sm=sm)
+    return KernelRecord(
+        origin=image.origin, function=image.function, sha256=image.cubin_sha256, sm=image.sm, guarded=image.guarded,
+        label=image.label,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -132,63 +146,15 @@ class _Keeper:
         return item
 
 
-def run_rows(
-    entry: Scenario, rows: tuple[Row, ...], *, sm: int = DEFAULT_ARCH, seed: int = 0, count_all: bool = False,
-    timeout_s: float | None = None, screen: Screen | None = None, clock: Clock = SYSTEM,
-) -> tuple[list[Tried], list[tuple[Row, str]]]:  # fmt: skip
-    """Every row that the CPU can run, and (row, why) for those whose kernel is not to be had here."""
-    deadline = Deadline(timeout_s, clock) if timeout_s is not None else None
-    tried: list[Tried] = []
-    skipped: list[tuple[Row, str]] = []
-    for row in rows:
-        if "cpu" not in row.grounds:
-            skipped.append((row, "needs a GPU: its delays are of time, and the interpreter has none"))
-            continue
-        if deadline is not None and deadline.expired:
-            skipped.append((row, "no time was left"))
-            continue
-        progress = screen.progress if screen is not None else (lambda _text: None)
-        try:
-            tried.append(judge_row(row, sm=sm, seed=seed, count_all=count_all, deadline=deadline, progress=progress))
-        except UnavailableError as error:
-            skipped.append((row, str(error)))
-    return tried, skipped
-
-
-def matrix_document(entry: Scenario, tried: list[Tried], skipped: list[tuple[Row, str]]) -> dict[str, Any]:
-    """All rows as one document. ``outcome``: clean if every row that ran came to what it names, inconclusive if none ran."""
-    outcome = "inconclusive" if not tried else "clean" if all(item.as_expected for item in tried) else "other"
-    return {
-        "schema": MATRIX_SCHEMA,
-        "outcome": outcome,
-        "scenario": entry.name,
-        "ground": "cpu",
-        "rows": [item.document() for item in tried],
-        "not_run": [{"row": row.name, "kernel": row.kernel, "why": why} for row, why in skipped],
-        "not_reproduced": [{"what": what, "takes": takes} for what, takes in entry.not_reproduced],
-    }
-
-
-def _matrix(entry: Scenario, common: Common, flags: RelativeFlags, sm: int, screen: Screen) -> int:
+def _all_rows(entry: Scenario, common: Common, flags: RelativeFlags, sm: int, screen: Screen) -> int:
     screen.tell([f"ground cpu: nothing is measured on a GPU; all rows of {entry.name}, sm_{sm}"])
     tried, skipped = run_rows(
         entry, entry.variants(), sm=sm, seed=common.seed or 0, count_all=flags.count, timeout_s=common.timeout, screen=screen
     )  # fmt: skip
     screen.end_progress()
-    for item in tried:
-        verdict = item.first.diagnosis.verdict
-        word = "as expected" if item.as_expected else f"NOT AS EXPECTED ({item.row.class_}/{item.row.cause or '-'})"
-        bad = sum(count for key, count in item.counts.items() if key[0] != "not-hung")
-        role = "fix" if item.row.fixed else "defect"
-        counted = f"{bad} of {item.launches} launches not well"
-        screen.tell([f"{item.row.name} ({role}): {verdict.class_}/{verdict.cause or '-'}; {counted}; {word}"])
-    for row, why in skipped:
-        screen.tell([f"{row.name}: not run: {why}"])
-    for what, takes in entry.not_reproduced:
-        screen.tell([f"not reproduced: {what}. It would take: {takes}"])
     document = matrix_document(entry, tried, skipped)
-    screen.document(document)
-    return {"clean": 0, "other": 1, "inconclusive": 5}[document["outcome"]]
+    tell_matrix(entry, document, screen)
+    return MATRIX_STATUS[document["outcome"]]
 
 
 def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
@@ -197,13 +163,24 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
     entry = scenario(name)
     expect = parse_expectation(flags.expect)
     sm = parse_arch(flags.arch) if flags.arch is not None else DEFAULT_ARCH
-    if flags.on not in (None, "cpu"):
+    if flags.on not in (None, "cpu", "gpu"):
         raise UsageError(
-            f"run {name} --on {flags.on[:20]}: the relatives' rows run on the cpu ground",
-            help_text="On a GPU: python benchmarks/relatives_gpu.py (rates of all rows that silicon can show)",
+            f"run {name} --on {flags.on[:20]}: a relative's rows run on the cpu or the gpu ground",
+            help_text=f"dsv4-repro show {name} (which row runs where)",
+        )
+    if flags.on == "gpu":
+        try:
+            return _on_gpu(entry, common, flags, screen, expect)
+        except NoDriverError as error:
+            error.help_text = f"The rows that need no GPU: dsv4-repro run {name} --on cpu"
+            raise
+    if flags.trials != 1 or flags.device is not None:
+        raise UsageError(
+            "--trials and --device go with --on gpu; on the cpu ground a row is tried under several orders of execution",
+            help_text=f"dsv4-repro run {name} --count (all of them), --seed N (others)",
         )
     if flags.all_rows:
-        return _matrix(entry, common, flags, sm, screen)
+        return _all_rows(entry, common, flags, sm, screen)
     row = choose_row(entry, flags.fix, flags.kernel)
     if flags.explore:
         return _explored(entry, row, screen)
@@ -227,6 +204,43 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
         screen.say(f"next: {diagnosis.next or shlex.join(['dsv4-repro', 'report', str(folder)])}")
     screen.document({**diagnosis.document(), "run": str(folder), "exit_status": status})
     return status
+
+
+def _on_gpu(entry: Scenario, common: Common, flags: RelativeFlags, screen: Screen, expect: Expectation | None) -> int:
+    """``--on gpu``: one row, or all that a card can run."""
+    from .relative_gpu_run import command_of_row, gpu_options, rerun, run_gpu_row
+
+    for given, flag in ((flags.explore, "--explore"), (flags.count, "--count"), (flags.arch is not None, "--arch")):
+        if given:
+            raise UsageError(f"{flag} is the interpreter's; with --on gpu --trials N gives a rate", help_text="Leave out --on gpu")
+    options = gpu_options(
+        flags.device, trials=flags.trials, seed=common.seed or 0, share=flags.share, dump=flags.dump, unwedge=flags.unwedge,
+        timeout_s=common.timeout,
+    )  # fmt: skip
+    if flags.all_rows:
+        screen.tell([f"ground gpu: all rows of {entry.name} that a card can show, {options.trials} launches each"])
+        tried, skipped = run_gpu_rows(entry, entry.variants(), options, out=common.out, timeout_s=common.timeout, screen=screen)
+        screen.end_progress()
+        document = matrix_document(entry, tried, skipped, ground="gpu")
+        tell_matrix(entry, document, screen)
+        return MATRIX_STATUS[document["outcome"]]
+    row = choose_row(entry, flags.fix, flags.kernel, "gpu")
+    done = run_gpu_row(
+        entry, row, options, command=command_of_row(entry, row, options, flags.kernel), out=common.out, expect=expect,
+        tell=screen.tell, progress=screen.progress,
+    )  # fmt: skip
+    screen.end_progress()
+    diagnosis, counts = done.diagnosis, done.counts
+    style = {"hang": "bad", "other": "bad", "clean": "good"}.get(diagnosis.outcome, "note")
+    screen.tell([f"{diagnosis.outcome.upper()}: {verdict_words(diagnosis)}"], style=style)
+    lines = [diagnosis.verdict.sentence, *proof_lines(diagnosis)]
+    lines.append(f"launches: {done.launches}, {counts.hang} hung, {counts.other} ended wrong, {counts.clean} clean")
+    lines.append(f"run directory: {done.folder}")
+    screen.tell([line for line in lines if line])
+    if diagnosis.outcome == "hang":
+        screen.say(f"next: {rerun(done)}")
+    screen.document({**diagnosis.document(), "run": str(done.folder), "exit_status": done.status})
+    return done.status
 
 
 def _explored(entry: Scenario, row: Row, screen: Screen) -> int:

@@ -290,7 +290,7 @@ class _Run:
         self.watch.waiting("reading the waiting instruction out of what was captured")
         state = merge_states(captures)
         unread = all_unread(captures)
-        if state is None:
+        if state is None or not state.grids:  # words of memory alone show no kernel
             diagnosis = unreadable_hang(ground.name, outcome, step, unread)
         else:
             diagnosis = self.diagnose(state, step=step, evidence=self.evidence(), unwedge=experiment)

@@ -68,6 +68,13 @@ SCENARIO = Scenario(
             grounds=BOTH,
         ),
         Row(
+            "stale-one-replay-crowded",
+            Launch(_FOUR, counter=24, leave=1),
+            "wrong-result",
+            "the same where another kernel leaves one slot: members come one after another, so that a real device shows it",
+            grounds=("gpu",),
+        ),
+        Row(
             "stale-one-arrival",
             Launch(_FOUR, schedule="priority", schedules=24, counter=1),
             "wrong-result",

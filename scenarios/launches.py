@@ -46,7 +46,8 @@ class Launch:
     before the launch (a healthy host writes 0). ``early_exit``: the build ends rounds early, so the number of arrivals
     at the end is not known beforehand. ``weak``: the interpreter keeps a CTA's additions back
     where no fence orders them (``kernels.sass.weak``). ``queued``: a kernel queued behind this one on the
-    stream, the one that host stacks name.
+    stream, the one that host stacks name. On a GPU alone: ``beyond``, the one group is made so many CTAs larger than what the card
+    holds (None: as ``case`` says); ``leave``, another kernel holds all slots but so many (0: there is none).
     """
 
     case: TopKCase
@@ -57,6 +58,8 @@ class Launch:
     early_exit: bool = False
     weak: bool = False
     queued: str = ""
+    beyond: int | None = None
+    leave: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,38 @@ SCENARIO = Scenario(
             "not-co-resident",
         ),
         Row(
+            "larger-than-the-card",
+            Launch(_ROW, beyond=36),
+            _SPIN,
+            "one group of 36 CTAs more than the card holds",
+            "not-co-resident",
+            grounds=("gpu",),
+        ),
+        Row(
+            "as-large-as-the-card",
+            Launch(_ROW, beyond=0),
+            "not-hung",
+            "one group that just fits the card",
+            fixed=True,
+            grounds=("gpu",),
+        ),
+        Row(
+            "slots-held",
+            Launch(_ROW, leave=3),
+            _SPIN,
+            "a kernel on another stream holds all slots of the card but three",
+            "not-co-resident",
+            grounds=("gpu",),
+        ),
+        Row(
+            "headroom-kept",
+            Launch(_ROW, leave=4),
+            "not-hung",
+            "the same kernel on the other stream, with room for all four",
+            fixed=True,
+            grounds=("gpu",),
+        ),
+        Row(
             "single-cta",
             Launch(long_row("single CTA", 1, 32768), resident=1),
             "not-hung",
@@ -94,5 +126,8 @@ SCENARIO = Scenario(
         "members that never started, in a grid whose resident CTAs all wait; no member has left",
         "the counter equals the resident members' arrivals exactly, so nothing was lost or zeroed",
     ),
-    notes=("The row three-slots needs a device of three slots; on a GPU the same is made with a group larger than the card.",),
+    notes=(
+        "The row three-slots needs a device of three slots; on a GPU the same is made with a group larger than the card, and with "
+        "a kernel on another stream that holds all slots but three.",
+    ),
 )

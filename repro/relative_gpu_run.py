@@ -1,0 +1,241 @@
+"""A row of a scenario on a card with a run directory: the trials, the record, the reports. ``relative_run`` decides which row."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..clock import SYSTEM, Clock, utc_stamp
+from ..errors import UsageError
+from ..forensics.records import Diagnosis, Window
+from ..forensics.wrong_rows import PUBLISHED
+from ..reports.document import ReportSource
+from ..scenarios.launches import Row
+from ..scenarios.registry import Scenario
+from .drain_run import fixes_of, flat_environment
+from .exits import Expectation, exit_status
+from .leftovers import mark_run
+from .relative_gpu import DUMPED_CTAS, RelativeGround, gpu_request, launch_plan, on_device, relative_diagnose, row_on_gpu
+from .report_files import reports_of, write_reports
+from .run import RunSettings, run_workload
+from .run_records import KernelRecord, RunRecord, TrialCounts
+from .runstore import RunStore
+from .verdicts import completed
+
+if TYPE_CHECKING:
+    from ..kernels.devices import DeviceDescription
+
+__all__ = ["GpuOptions", "GpuTried", "command_of_row", "gpu_options", "rerun", "run_gpu_row"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOptions:
+    """How a row is run on a card. ``dump``: a GPU core dump of our own child at the first hang; ``timeout_s``: of the whole row."""
+
+    ordinal: int = 0
+    trials: int = 1
+    seed: int = 0
+    share: bool = False
+    dump: bool = True
+    cuda_gdb: bool = True
+    unwedge: bool = True
+    timeout_s: float | None = None
+    step_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTried:
+    """A row that was run. ``diagnosis``: of the first hang, else the first other failure, else of the clean run."""
+
+    row: Row
+    diagnosis: Diagnosis
+    counts: TrialCounts
+    folder: Path
+    status: int
+    device: str
+    seconds: float
+
+    @property
+    def as_expected(self) -> bool:
+        """The verdict is what the row names, in class and cause."""
+        verdict = self.diagnosis.verdict
+        return (verdict.class_, verdict.cause) == (self.row.class_, self.row.cause)
+
+    @property
+    def launches(self) -> int:
+        """Trials that came to an end of some kind."""
+        return self.counts.hang + self.counts.clean + self.counts.other + self.counts.no_window
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: the keys of ``relative_cpu.Tried.document``, and where it ran."""
+        verdict = self.diagnosis.verdict
+        named: dict[str, tuple[str, str | None]] = {self.diagnosis.outcome: (verdict.class_, verdict.cause)}
+        weaker = {"hang": ("gpu-kernel-stuck", None), "other": ("unknown", None), "clean": ("not-hung", None)}
+        counted = (("hang", self.counts.hang), ("other", self.counts.other), ("clean", self.counts.clean))
+        return {
+            "row": self.row.name,
+            "kernel": self.row.kernel,
+            "fixed": self.row.fixed,
+            "expected": {"class": self.row.class_, "cause": self.row.cause},
+            "found": {
+                "class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence, "signature": verdict.signature,
+            },
+            "as_expected": self.as_expected,
+            "launches": self.launches,
+            "counts": [
+                {"class": class_, "cause": cause, "launches": count}
+                for name, count in counted
+                if count
+                for class_, cause in [named.get(name, weaker[name])]
+            ],
+            "sentence": verdict.sentence,
+            "run": str(self.folder),
+            "device": self.device,
+            "seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+
+def run_gpu_row(
+    entry: Scenario, row: Row, options: GpuOptions, *, command: tuple[str, ...] = (), out: Path | None = None,
+    expect: Expectation | None = None, tell: Callable[[list[str]], None] = lambda _lines: None,
+    progress: Callable[[str], None] = lambda _text: None,
+    make: Callable[..., RelativeGround] = RelativeGround, describe: Callable[[int], DeviceDescription] | None = None,
+    clock: Clock = SYSTEM,
+) -> GpuTried:  # fmt: skip
+    """Run the row ``options.trials`` times on a card and write its directory. Whatever is raised, ``run.json`` says how it ended.
+
+    Errors of the ground (no driver, a card in use, no kernel) pass through. ``make``, ``describe``: stand-ins in tests.
+    """
+    from ..kernels.select import select
+    from .device_probe import describe_gpu
+
+    what = row_on_gpu(row)
+    progress(f"asking the driver about GPU {options.ordinal}")
+    device = (describe or describe_gpu)(options.ordinal)
+    progress(f"getting the kernel {row.kernel}")
+    chosen = select(row.kernel, sm=device.sm, top_k=what.case.k, vec=what.case.vec)
+    image = chosen.image
+    what = on_device(what, image, device)
+    plan = launch_plan(what, image, device)
+    beside = f", {what.leave} slots left by another kernel" if what.leave else ", a kernel queued behind it" if what.queued else ""
+    tell([
+        f"ground gpu: {device.name} ({device.arch}, {device.num_sms} SMs), GPU {options.ordinal}",
+        f"{entry.name}, row {row.name}: {row.text}",
+        chosen.note,
+        *plan.lines(),
+        f"{plan.resident_cap} CTAs of it can be resident{beside}; {options.trials} launches",
+        f"expected: {row.class_}{' / ' + row.cause if row.cause else ''}",
+    ])  # fmt: skip
+    with RunStore.create(entry.name, out=out, clock=clock) as store:
+        mark_run(store.path)
+        began = clock.monotonic()
+        record = RunRecord(
+            scenario=entry.name, ground="gpu", command=command, started=utc_stamp(clock), seed=options.seed, versions=_versions(),
+            environment={"device": device.name, "sm": device.sm, "sm_count": device.num_sms, "described_by": device.source},
+            kernel=KernelRecord(
+                origin=image.origin, function=image.function, sha256=image.cubin_sha256, sm=image.sm, guarded=image.guarded,
+                label=image.label,
+            ),
+            launches={row.name: {
+                "lines": plan.lines(), "grid": plan.grid, "lengths": list(what.case.lengths), "counter": what.counter,
+                "slots": plan.resident_cap, "leave": what.leave, "queued": what.queued,
+            }},
+        )  # fmt: skip
+        store.write_run(record)
+        grounds: list[RelativeGround] = []
+
+        def new_ground() -> RelativeGround:
+            grounds.append(make(what, keep=lambda kind, path, origin: store.add_evidence(kind, path, origin, collector="child")))
+            return grounds[-1]
+
+        try:
+            request = gpu_request(
+                what, image, device, ordinal=options.ordinal, seed=options.seed, folder=store.evidence_subfolder("launch"),
+                options={"share": options.share, "dump": options.dump, "cuda_gdb": options.cuda_gdb},
+            )  # fmt: skip
+            settings = RunSettings(
+                trials=options.trials,
+                allow_dump=options.dump and min(plan.grid, plan.resident_cap) <= DUMPED_CTAS,
+                unwedge=options.unwedge,
+                timeout_s=options.timeout_s,
+                window=frozenset({0}),
+            )
+            result = run_workload(
+                request, new_ground, store, settings,
+                diagnose=relative_diagnose(row, lambda: grounds[-1] if grounds else None), watch=_Watch(progress, row), clock=clock,
+            )  # fmt: skip
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            ended = {"state": state, "ended": utc_stamp(clock), "error": f"{type(error).__name__}: {error}"[:2000]}
+            store.write_run(record.model_copy(update=ended))
+            raise
+        diagnosis = completed(result.diagnosis, window=Window(reached=result.diagnosis.window.reached))
+        if diagnosis.verdict.class_ == "not-hung":
+            rows = len(what.case.lengths)
+            sentence = f"all {result.counts.clean} launches completed with the right answers in all {rows} rows"
+            document = diagnosis.document()
+            document["verdict"]["sentence"] = sentence
+            diagnosis = Diagnosis.model_validate(document)
+        if diagnosis.verdict.class_ == "wrong-result" and image.origin.startswith("vllm"):
+            document = diagnosis.document()
+            document["verdict"]["signature"] = PUBLISHED.get(diagnosis.verdict.cause or "")
+            diagnosis = Diagnosis.model_validate(document)
+        status = exit_status(diagnosis.outcome, expect)
+        seconds = clock.monotonic() - began
+        environment = {**record.environment, **flat_environment(result.ready.environment if result.ready else {})}
+        finished = record.model_copy(update={
+            "state": "finished", "ended": utc_stamp(clock), "seconds": round(seconds, 3), "environment": environment,
+            "trials": result.counts, "outcome": diagnosis.outcome, "exit_status": status,
+        })  # fmt: skip
+        store.write_diagnosis(diagnosis.document())
+        store.write_run(finished)
+        fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
+        source = ReportSource(diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__)
+        write_reports(reports_of(source, store.path), store.path)
+    return GpuTried(row, diagnosis, result.counts, store.path, status, f"{device.name} ({device.arch})", seconds)
+
+
+def gpu_options(device: str | None, **more: Any) -> GpuOptions:
+    """Options from ``--device`` (a number; UsageError otherwise) and the rest."""
+    number = device or "0"
+    if not number.isdecimal():
+        raise UsageError(f"--device {number[:40]}: a GPU number is expected with --on gpu", help_text="nvidia-smi -L")
+    return GpuOptions(ordinal=int(number), **more)
+
+
+def command_of_row(entry: Scenario, row: Row, options: GpuOptions, kernel: str | None) -> tuple[str, ...]:
+    """The argument vector that runs this row again."""
+    words = ["dsv4-repro", "run", entry.name, "--on", "gpu", "--fix", row.name, "--device", str(options.ordinal)]
+    words += ["--trials", str(options.trials), "--seed", str(options.seed)]
+    return (*words, *(("--kernel", kernel) if kernel is not None else ()))
+
+
+def rerun(tried: GpuTried) -> str:
+    """The next command after a hang."""
+    return tried.diagnosis.next or shlex.join(["dsv4-repro", "report", str(tried.folder)])
+
+
+def _versions() -> dict[str, str]:
+    from .machine import package_versions
+
+    known = {name: text for name, text in package_versions().items() if text}
+    return {"python": sys.version.split()[0], "dsv4-repro": __version__, **known}
+
+
+class _Watch:
+    """The run loop's watcher: one progress line."""
+
+    def __init__(self, progress: Callable[[str], None], row: Row) -> None:
+        self._progress = progress
+        self._row = row
+
+    def step(self, trial: int, step: Any) -> None:
+        self._progress(f"{self._row.name}: launch {trial}")
+
+    def waiting(self, what: str) -> None:
+        self._progress(f"{self._row.name} · {what}")
