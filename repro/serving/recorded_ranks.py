@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...clock import SYSTEM, Clock
 from ...errors import EvidenceError
-from ..recorder import read_ring
+from ..recorder import read_newest
 
 __all__ = ["RecordedRank", "recorded_ranks"]
 
@@ -19,13 +19,15 @@ MOST_RINGS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RecordedRank:
-    """A running worker. ``begun``: steps so far. ``unfinished_age_s``: since the launch of the oldest step not seen to end, None if
-    there is none; ``last_end_age_s``: since a step was last seen to end."""
+    """A running worker. ``begun``: steps so far. ``unfinished_age_s``: since the launch of the oldest step not seen to end, None
+    if there is none; ``last_end_age_s``: since a step was last seen to end. ``heard_age_s``: since the agent's thread that looks at
+    events last ran, None if this agent does not say: a thread that does not run sees no step end."""
 
     pid: int
     begun: int
     unfinished_age_s: float | None
     last_end_age_s: float | None
+    heard_age_s: float | None = None
 
 
 def _same(pid: int, ticks: int, proc: Path) -> bool:
@@ -52,7 +54,7 @@ def recorded_ranks(folder: Path, *, clock: Clock = SYSTEM, proc: Path = Path("/p
             continue
         if not _same(int(pid_text), int(ticks_text), proc):
             continue
-        contents = read_ring(folder / name)
+        contents = read_newest(folder / name)
         begun = [step.launch_ns for step in contents.unfinished if step.launch_ns is not None]
         ended = contents.last_progress_ns
         found.append(
@@ -61,6 +63,7 @@ def recorded_ranks(folder: Path, *, clock: Clock = SYSTEM, proc: Path = Path("/p
                 contents.header.begun,
                 max(now - min(begun) / 1e9, 0.0) if begun else None,
                 max(now - ended / 1e9, 0.0) if ended is not None else None,
+                max(now - contents.header.heard_ns / 1e9, 0.0) if contents.header.heard_ns else None,
             )
         )
     return tuple(found)

@@ -85,12 +85,14 @@ def capture_server(
     nvml: Callable[[], Nvml] = Nvml,
     py_spy: Path | None = None,
     root: Path = Path("/proc"),
+    stacks: bool = True,
 ) -> list[CaptureOutcome]:
     """Read the server into ``folder`` (``rank-N/`` for each rank); every outcome is told through ``emit`` as soon as it is there.
 
     ``moved``: a further signal that it recovered, asked before each attach. ``dump``: the settings that the server was started
     with. ``debugger``: a probe that was started earlier. ``left`` receives debuggers that had to be left alone: end them after the
-    target (``gpu_capture.end_left_debuggers``). A full disk does not stop it; what was read is then in the outcomes' facts.
+    target (``gpu_capture.end_left_debuggers``). A full disk does not stop it; what was read is then in the
+    outcomes' facts. ``stacks`` False: no py-spy, which needs ptrace.
     """
     deadline = Deadline(budget_s, clock)
     stopping = StopClock(clock)
@@ -106,7 +108,7 @@ def capture_server(
         progress = Progress(target, before, moved, clock=clock, root=root)
         looks = DeviceLooks(target, log, progress, deadline, probe, stopping, root)
         reserve = _DEVICE_RESERVE_S if attach or allow_dump else 0.0
-        _host_side(target, log, deadline, reserve, stopping, py_spy, root)
+        _host_side(target, log, deadline, reserve, stopping, py_spy, root, stacks=stacks)
         if attach:
             looks.attach_all(parallel=parallel_attach)
         if allow_dump:
@@ -128,7 +130,15 @@ def capture_server(
 
 
 def _host_side(
-    target: ServerTarget, log: CaptureLog, deadline: Deadline, reserve: float, clock: Clock, py_spy: Path | None, root: Path
+    target: ServerTarget,
+    log: CaptureLog,
+    deadline: Deadline,
+    reserve: float,
+    clock: Clock,
+    py_spy: Path | None,
+    root: Path,
+    *,
+    stacks: bool = True,
 ) -> None:
     """All that leaves the GPU alone. RAS waits between its two questions meanwhile."""
 
@@ -142,7 +152,10 @@ def _host_side(
     if time_left() > 0:
         ask_agents(target, log, clock=clock, root=root)
     began = clock.monotonic()
-    for number in (1, 2):
+    if not stacks:
+        why = "py-spy needs ptrace, and nothing that needs it was allowed"
+        log.missing("host_stacks", "pauses", Unread("host stacks", why, "Allow it: dsv4-repro watch --attach"))
+    for number in (1, 2) if stacks else ():
         if time_left() < _STACKS_LEAST_S:
             log.missing("host_stacks", "pauses", Unread(f"host stacks, look {number}", "the capture's time is over"), look=number)
             break

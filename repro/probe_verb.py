@@ -1,0 +1,122 @@
+"""The verb ``probe``: an exec liveness probe. Quick, little imported, nothing touched but its own small state file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..clock import SYSTEM, Clock
+from ..errors import EvidenceError, UnavailableError, UsageError
+from .serving.liveness import Liveness, by_counters, by_recorders, default_state_path, read_state, write_state
+from .serving.questions import Question
+from .serving.recorded_ranks import recorded_ranks
+
+if TYPE_CHECKING:
+    from .options import Common
+
+__all__ = ["probe_schema", "run_probe"]
+
+RINGS_S = 0.5
+SCRAPE_S = 1.0
+_STATUS = {"alive": 0, "stalled": 3, "unknown": 5}
+_OUTCOME: dict[str, Literal["clean", "hang", "inconclusive"]] = {"alive": "clean", "stalled": "hang", "unknown": "inconclusive"}
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:64]
+    except OSError:
+        return ""
+
+
+def _folder(agent_dir: Path | None, pid: int | None, clock: Clock) -> tuple[Path | None, str | None, frozenset[int] | None]:
+    """(folder of recorders, the server's URL, its workers) as far as a PID tells."""
+    if pid is None:
+        return agent_dir, None, None
+    from .serving.ranks import find_server
+
+    target = find_server(pid, clock=clock)
+    return agent_dir or target.agent_folder, target.base_url, frozenset(rank.pid for rank in target.ranks) or None
+
+
+def _recorders(folder: Path, workers: frozenset[int] | None, max_stall: float, clock: Clock) -> Liveness:
+    try:
+        found, why = Question("the recorders", lambda: recorded_ranks(folder, clock=clock), RINGS_S, clock).answer()
+    except EvidenceError as error:
+        return Liveness("unknown", str(error))
+    if found is None:
+        return Liveness("unknown", f"{why.what}: {why.why}" if why is not None else "the recorders did not answer")
+    return by_recorders([rank for rank in found if workers is None or rank.pid in workers], max_stall)
+
+
+def _counters(url: str, state: Path | None, max_stall: float, clock: Clock) -> Liveness:
+    from ..forensics.collect.engine_metrics import scrape
+
+    reading = scrape(url, timeout_s=SCRAPE_S, clock=clock)
+    if reading.health == 503:
+        return Liveness("stalled", "/health says 503: the engine is dead")
+    if not reading.values:
+        why = "; ".join(f"{item.what}: {item.why}" for item in reading.unread) or "no counters"
+        return Liveness("unknown", why)
+    path = state or default_state_path(hashlib.sha256(url.encode()).hexdigest()[:16])
+    found, remembered = by_counters(
+        reading.values, read_state(path), server=url, boot=_boot(), now=clock.monotonic(), max_stall=max_stall
+    )
+    write_state(path, remembered)
+    return found
+
+
+def _look(max_stall: float, pid: int | None, url: str | None, agent_dir: Path | None, state: Path | None, clock: Clock) -> Liveness:
+    try:
+        folder, found_url, workers = _folder(agent_dir, pid, clock)
+        seen = _recorders(folder, workers, max_stall, clock) if folder is not None else Liveness("unknown", "no recorder")
+        where = url or found_url
+        if seen.state != "unknown" or where is None:
+            return seen
+        return _counters(where, state, max_stall, clock)
+    except UnavailableError as error:
+        return Liveness("unknown", str(error))
+
+
+def probe_schema() -> dict[str, Any]:
+    """The JSON Schema of ``probe --json``."""
+    return {
+        "title": "ProbeDocument",
+        "type": "object",
+        "required": ["schema", "outcome", "state", "text", "stalled_s", "exit_status"],
+        "properties": {
+            "schema": {"const": "dsv4-repro/probe/1"},
+            "outcome": {"enum": sorted(_OUTCOME.values())},
+            "state": {"enum": sorted(_STATUS)},
+            "text": {"type": "string"},
+            "stalled_s": {"type": ["number", "null"]},
+            "exit_status": {"enum": sorted(_STATUS.values())},
+        },
+    }
+
+
+def run_probe(
+    common: Common, *, max_stall: float, pid: int | None, url: str | None, agent_dir: Path | None = None,
+    state: Path | None = None, clock: Clock = SYSTEM,
+) -> int:  # fmt: skip
+    """The verb. Exit status: 0 alive, 3 stalled, 5 not known."""
+    if pid is None and url is None and agent_dir is None:
+        raise UsageError(
+            "nothing to probe", help_text="dsv4-repro probe --max-stall 60 --url http://127.0.0.1:8000 (or --pid, --agent-dir)"
+        )
+    found = _look(max_stall, pid, url, agent_dir, state, clock)
+    status = _STATUS[found.state]
+    text = f"{found.state}: {found.text}"
+    if common.as_json:
+        document = {
+            "schema": "dsv4-repro/probe/1", "outcome": _OUTCOME[found.state], "state": found.state, "text": found.text,
+            "stalled_s": found.stalled_s, "exit_status": status,
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stderr.write(text + "\n")
+    else:
+        sys.stdout.write(text + "\n")
+    return status

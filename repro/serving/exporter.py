@@ -1,0 +1,166 @@
+"""What ``watch`` tells a Prometheus and a kubelet: ``/metrics`` and ``/livez`` on one small HTTP server, loopback by default.
+
+One request at a time, each with a time-out: nobody who connects can make it grow. ``/livez`` is 503 only while the server is hung:
+a liveness probe restarts what it gets 503 from, and a server that is merely suspect must not be restarted.
+"""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import UnavailableError, UsageError
+
+__all__ = ["DEFAULT_LISTEN", "Exporter", "WatchState", "parse_listen"]
+
+DEFAULT_LISTEN = "127.0.0.1:9477"
+CLIENT_S = 2.0
+STATES = ("no server", "starting", "healthy", "suspect", "hung", "exited", "crashed")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchState:
+    """The last look. ``still_s``: since the server last moved, None if not known; counts since ``watch`` began."""
+
+    state: str = "no server"
+    still_s: float | None = None
+    live_requests: int | None = None
+    looks: int = 0
+    hangs: int = 0
+    restarts: int = 0
+    last_hang: float | None = None
+    run: str = ""
+    reason: str = ""
+
+
+def parse_listen(text: str | None) -> tuple[str, int] | None:
+    """``HOST:PORT``, ``:PORT`` (loopback), ``PORT`` (loopback), ``[::1]:PORT``; ``off`` is None, none the default. UsageError."""
+    given = (text if text is not None else DEFAULT_LISTEN).strip()
+    if given == "off":
+        return None
+    host, separator, port = given.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if separator else ""
+    if not port.isascii() or not port.isdigit() or not 0 <= int(port[:6]) <= 65535 or len(port) > 5:
+        raise UsageError(
+            f"--listen {given[:80]!r} is no HOST:PORT", help_text=f"For example: --listen {DEFAULT_LISTEN}, or --listen off"
+        )
+    return host or "127.0.0.1", int(port)
+
+
+class _Families:
+    """The state as metric families (a collector of prometheus-client)."""
+
+    def __init__(self, read: Callable[[], WatchState]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        seen = self._read()
+        state = GaugeMetricFamily("dsv4_repro_watch_state", "1 for the state that the server is in.", labels=["state"])
+        for name in STATES:
+            state.add_metric([name], float(seen.state == name))
+        yield state
+        for name, text, value in (
+            ("still_seconds", "Seconds since the server last moved.", seen.still_s),
+            ("live_requests", "Requests that run.", seen.live_requests),
+            ("last_hang_timestamp_seconds", "When the last hang was found.", seen.last_hang),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"dsv4_repro_watch_{name}", text, value=float(value))
+        for name, text, count in (
+            ("looks", "Looks taken at the server.", seen.looks),
+            ("hangs", "Hangs found.", seen.hangs),
+            ("restarts", "Times that the server was seen to come back.", seen.restarts),
+        ):
+            yield CounterMetricFamily(f"dsv4_repro_watch_{name}", text, value=float(count))
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    timeout = CLIENT_S
+    server: _Server
+    server_version = "dsv4-repro"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._send(200, self.server.exposition(), "text/plain; version=0.0.4; charset=utf-8")
+        elif path == "/livez":
+            seen = self.server.read()
+            hung = seen.state == "hung"
+            text = f"{seen.state}{': ' + seen.reason if hung and seen.reason else ''}\n"
+            self._send(503 if hung else 200, text.encode("utf-8", "replace"), "text/plain; charset=utf-8")
+        else:
+            self._send(404, b"/metrics or /livez\n", "text/plain; charset=utf-8")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a probe every few seconds for weeks is no log."""
+
+
+class _Server(http.server.HTTPServer):
+    allow_reuse_address = True
+    request_queue_size = 16
+
+    def __init__(self, address: tuple[str, int], read: Callable[[], WatchState]) -> None:
+        from prometheus_client import CollectorRegistry
+
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.read = read
+        self._registry = CollectorRegistry()
+        self._registry.register(_Families(read))
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without the base class's look-up of our own name, which asks a name server."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def exposition(self) -> bytes:
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away in the middle is nobody's fault."""
+
+
+class Exporter:
+    """Serves until ``stop``. ``read``: the newest state, called from the server's thread."""
+
+    def __init__(self, address: tuple[str, int], read: Callable[[], WatchState]) -> None:
+        try:
+            self._server = _Server(address, read)
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}",
+                help_text="Another port: --listen 127.0.0.1:PORT; none: --listen off",
+            ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="dsv4-repro-exporter", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it really listens (port 0 takes any)."""
+        return self._server.server_name, self._server.server_port
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join(CLIENT_S + 1.0)
+        self._server.server_close()

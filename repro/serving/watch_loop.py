@@ -1,0 +1,188 @@
+"""The loop of ``watch``: a server is found, looked at, lost and found again; a hang is handed over once.
+
+Nothing here reads the server: finding, observing and keeping the evidence are given, so that weeks are played in a test. Memory is
+bounded: one target, one observer, the last ten minutes of samples.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ...clock import SYSTEM, Clock, Deadline
+from ...errors import ReproError
+from .exporter import WatchState
+from .records import Assessment, ServerTarget, Snapshot
+
+__all__ = ["Hang", "ObserverLike", "WatchLoop"]
+
+LOOK_S = 0.5
+FIND_S = 5.0
+#: An observer whose last look is so old stands still itself: it is ended and another one started.
+STUCK_S = 60.0
+RECENT_LINES = 1200
+
+
+class ObserverLike(Protocol):
+    """``observer.Observer``, as far as it is used here."""
+
+    def start(self) -> None: ...
+
+    def latest(self) -> tuple[Snapshot, Assessment] | None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A hang as it was found: handed over once. ``recent``: the timeline lines before it (kind and fields), oldest first."""
+
+    target: ServerTarget
+    snapshot: Snapshot
+    assessment: Assessment
+    recent: tuple[tuple[str, Mapping[str, Any]], ...]
+    number: int
+
+
+class WatchLoop:
+    """``find``: the server now, None if it is not there. ``observe``: an observer of it, not started yet. ``on_hang`` may take its
+    time: a thread of the observer goes on looking. ``say``: one line for a person, at a change only."""
+
+    def __init__(
+        self,
+        find: Callable[[], ServerTarget | None],
+        observe: Callable[[ServerTarget, Callable[..., None]], ObserverLike],
+        on_hang: Callable[[Hang], str],
+        say: Callable[..., None],
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._find, self._observe, self._on_hang, self._say, self._clock = find, observe, on_hang, say, clock
+        self._state = WatchState()
+        self._lock = threading.Lock()
+        self._recent: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=RECENT_LINES)
+        self._target: ServerTarget | None = None
+        self._observer: ObserverLike | None = None
+        self._seen_at: float | None = None
+        self._seen_when = 0.0
+        self._find_at: float | None = None
+        self._had_server = False
+        self._handled = False
+        self._last: Assessment | None = None
+
+    @property
+    def state(self) -> WatchState:
+        """The newest state; safe from any thread."""
+        with self._lock:
+            return self._state
+
+    @property
+    def assessment(self) -> Assessment | None:
+        return self._last
+
+    @property
+    def target(self) -> ServerTarget | None:
+        return self._target
+
+    def _set(self, **changes: Any) -> None:
+        with self._lock:
+            self._state = replace(self._state, **changes)
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        """The observer's lines, from its thread: kept for the run directory of a hang. ``appendleft`` and ``append`` are atomic."""
+        self._recent.append((kind, {**fields, "wall": round(self._clock.wall(), 3)}))
+
+    def step(self) -> None:
+        """One turn: find or look, and act on what is new."""
+        if self._target is None:
+            self._look_for_server()
+            return
+        observer = self._observer
+        assert observer is not None
+        latest = observer.latest()
+        now = self._clock.monotonic()
+        if latest is None or latest[0].at == self._seen_at:
+            if now - self._seen_when > STUCK_S:
+                self._say("the observer stands still; another one is started", style="note")
+                self._leave(count_restart=False)
+            return
+        snapshot, assessment = latest
+        self._seen_at, self._seen_when = snapshot.at, now
+        self._note(snapshot, assessment)
+        if assessment.state == "hung":
+            if not self._handled:
+                self._handled = True
+                self._hand_over(snapshot, assessment)
+        elif assessment.state in ("healthy", "starting"):
+            self._handled = False
+        if assessment.state in ("exited", "crashed"):
+            self._leave(count_restart=True)
+
+    def _note(self, snapshot: Snapshot, assessment: Assessment) -> None:
+        before = self.state.state
+        self._last = assessment
+        self._set(
+            state=assessment.state,
+            still_s=max(assessment.at - assessment.since, 0.0),
+            live_requests=assessment.live_requests,
+            looks=self.state.looks + 1,
+            reason=assessment.reasons[0] if assessment.reasons else "",
+        )
+        if assessment.state != before:
+            style = {"hung": "bad", "crashed": "bad", "healthy": "good"}.get(assessment.state, "note")
+            why = f": {assessment.reasons[0]}" if assessment.reasons else ""
+            self._say(f"{before} -> {assessment.state}{why}", style=style)
+
+    def _hand_over(self, snapshot: Snapshot, assessment: Assessment) -> None:
+        assert self._target is not None
+        self._set(hangs=self.state.hangs + 1, last_hang=self._clock.wall())
+        hang = Hang(self._target, snapshot, assessment, tuple(self._recent), self.state.hangs)
+        try:
+            self._set(run=self._on_hang(hang))
+        except ReproError as error:
+            # A full disk must not end a watch of weeks: the next hang is found all the same.
+            self._say(f"the evidence of this hang could not be kept: {error}", error.help_text, style="bad")
+
+    def _look_for_server(self) -> None:
+        now = self._clock.monotonic()
+        if self._find_at is not None and now - self._find_at < FIND_S:
+            return
+        self._find_at = now
+        target = self._find()
+        if target is None:
+            return
+        self._target = target
+        self._observer = self._observe(target, self._emit)
+        self._seen_at, self._seen_when = None, now
+        self._handled = False
+        self._observer.start()
+        where = target.base_url or f"pid {target.api_pid}"
+        if self._had_server:
+            self._set(restarts=self.state.restarts + 1)
+        self._say(f"{'found again' if self._had_server else 'watching'}: {where}, {len(target.ranks)} worker(s)")
+        self._had_server = True
+
+    def _leave(self, *, count_restart: bool) -> None:
+        observer, self._observer, self._target = self._observer, None, None
+        if observer is not None:
+            observer.stop()
+        self._recent.clear()
+        self._find_at = None if not count_restart else self._clock.monotonic()
+        if not count_restart:
+            self._had_server = False
+        self._set(state=self.state.state if count_restart else "no server", live_requests=None)
+
+    def run(self, *, until: Callable[[], bool], seconds: float | None = None) -> None:
+        """Turns until ``until`` says so, or ``seconds`` are over. The observer is always stopped."""
+        deadline = Deadline(seconds, self._clock) if seconds is not None else None
+        try:
+            while not until() and not (deadline is not None and deadline.expired):
+                self.step()
+                self._clock.sleep(LOOK_S)
+        finally:
+            if self._observer is not None:
+                self._observer.stop()
+                self._observer = None

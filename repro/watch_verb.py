@@ -1,0 +1,300 @@
+"""The verb ``watch``: a watchdog for a server that somebody else started."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..clock import SYSTEM, Clock, utc_stamp
+from ..errors import UnavailableError, UsageError
+from ..forensics.records import Diagnosis
+from .console import Screen, printable
+from .serving.exporter import Exporter, parse_listen
+from .serving.hang_actions import HangCommand, checked_webhook, redacted, send_webhook
+from .serving.records import ServerTarget
+from .serving.run_retention import prune_runs
+from .serving.watch_loop import Hang, ObserverLike, WatchLoop
+
+if TYPE_CHECKING:
+    from .options import Common
+    from .runstore import RunStore
+    from .serving.hang_run import Keep
+
+__all__ = ["WatchFlags", "run_watch"]
+
+ONCE_S = 60.0
+#: ``--once``: healthy for so long is decided, seconds.
+SETTLED_S = 3.0
+CAPTURE_S = 40.0
+_STATUS = {"hung": 3, "healthy": 0, "crashed": 4, "exited": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class WatchFlags:
+    """The verb's own flags; see ``cli_production``."""
+
+    pid: int | None = None
+    url: str | None = None
+    once: bool = False
+    attach: bool = False
+    on_hang: str | None = None
+    on_hang_timeout_s: float = 300.0
+    webhook: str | None = None
+    listen: str | None = None
+    keep: int = 20
+    max_mb: int = 100
+
+
+class _Finder:
+    """The server of the flags, also after it was restarted under another pid: then by its URL, else if it is the only one."""
+
+    def __init__(self, pid: int | None, url: str | None, clock: Clock) -> None:
+        self._pid, self._url, self._clock = pid, url, clock
+        self._known_url: str | None = url
+        self.why = ""
+
+    def __call__(self) -> ServerTarget | None:
+        from .serving.ranks import find_server
+
+        for named in (self._pid, self._known_url, None if self._url is None else self._url):
+            if named is None and (self._pid is not None or self._url is not None):
+                continue
+            try:
+                target = find_server(named, clock=self._clock)
+            except UnavailableError as error:
+                self.why = str(error)
+                continue
+            if target.api_pid is None and target.base_url is not None and not _answers(target.base_url):
+                self.why = f"{target.base_url} does not answer"
+                continue
+            self._known_url = target.base_url or self._known_url
+            return target
+        return None
+
+
+def _answers(url: str) -> bool:
+    from ..forensics.collect.engine_metrics import scrape
+
+    reading = scrape(url, timeout_s=2.0)
+    return reading.health is not None or bool(reading.values)
+
+
+def _observe(target: ServerTarget, emit: Callable[..., None], clock: Clock) -> ObserverLike:
+    from .serving.observer import Observer
+
+    return Observer(target, emit=emit, clock=clock)
+
+
+def _capture(clock: Clock) -> Keep:
+    """Evidence and verdict by the server ground's own code. Without --attach nothing that needs ptrace."""
+
+    def keep(hang: Hang, store: RunStore, attach: bool) -> Diagnosis | None:
+        from .serving.server_capture import capture_server
+        from .serving.server_verdict import diagnose_server
+
+        captures = capture_server(
+            hang.target, store.evidence_folder, store.emit, snapshot=hang.snapshot, budget_s=CAPTURE_S, attach=attach,
+            allow_dump=False, stacks=attach, clock=clock,
+        )  # fmt: skip
+        for capture in captures:
+            for artefact in capture.artefacts:
+                store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
+        return diagnose_server(captures, hang.snapshot, hang.assessment, store.evidence_folder, target=hang.target)
+
+    return keep
+
+
+class _Actions:
+    """What follows a hang: run directory, command, message. One command at a time; a newer hang's waits for nothing."""
+
+    def __init__(self, flags: WatchFlags, root: Path, screen: Screen, keep: Keep, clock: Clock) -> None:
+        self._flags, self._root, self._screen, self._keep, self._clock = flags, root, screen, keep, clock
+        self._command: HangCommand | None = None
+        self._told: HangCommand | None = None
+        self._messages: list[threading.Thread] = []
+        self._stop = threading.Event()
+        self.last: tuple[Path, Diagnosis] | None = None
+
+    def __call__(self, hang: Hang) -> str:
+        from .serving.hang_run import keep_hang
+
+        words = ["dsv4-repro", "watch"]
+        store, diagnosis = keep_hang(hang, self._root, self._keep, attach=self._flags.attach, command=words, clock=self._clock)
+        self.last = (store.path, diagnosis)
+        verdict = diagnosis.verdict
+        name = f"{verdict.class_}{' / ' + verdict.cause if verdict.cause else ''}"
+        self._screen.say(f"HUNG: {name}, {verdict.confidence} confidence", style="bad")
+        if verdict.sentence:
+            self._screen.say(printable(verdict.sentence))
+        self._screen.say(f"kept in {store.path}; next: dsv4-repro why {hang.target.api_pid or hang.target.base_url}")
+        self._start_command(hang, store.path, diagnosis)
+        self._start_message(hang, diagnosis)
+        for path in prune_runs(self._root / "watch", keep=self._flags.keep, max_bytes=self._flags.max_mb << 20):
+            self._screen.say(f"removed {path} (--keep {self._flags.keep}, --max-mb {self._flags.max_mb})")
+        return str(store.path)
+
+    def _start_command(self, hang: Hang, run: Path, diagnosis: Diagnosis) -> None:
+        if self._flags.on_hang is None:
+            return
+        if self._command is not None and self._command.running:
+            self._screen.say("--on-hang of the hang before still runs: it is ended", style="note")
+            self._command.stop()
+        verdict = diagnosis.verdict
+        environment = {
+            "DSV4_REPRO_RUN": str(run),
+            "DSV4_REPRO_OUTCOME": diagnosis.outcome,
+            "DSV4_REPRO_CLASS": verdict.class_,
+            "DSV4_REPRO_CAUSE": verdict.cause or "",
+            "DSV4_REPRO_CONFIDENCE": verdict.confidence,
+            "DSV4_REPRO_SIGNATURE": verdict.signature or "",
+            "DSV4_REPRO_SERVER_PID": str(hang.target.api_pid or ""),
+            "DSV4_REPRO_SERVER_URL": hang.target.base_url or "",
+            "DSV4_REPRO_HANG_NUMBER": str(hang.number),
+        }
+        self._command = HangCommand(
+            self._flags.on_hang, environment, run / "on-hang.log", timeout_s=self._flags.on_hang_timeout_s, clock=self._clock
+        )
+
+    def _start_message(self, hang: Hang, diagnosis: Diagnosis) -> None:
+        if self._flags.webhook is None:
+            return
+        verdict = diagnosis.verdict
+        document = redacted(
+            {
+                "schema": "dsv4-repro/webhook/1", "event": "hang", "when": utc_stamp(self._clock), "outcome": diagnosis.outcome,
+                "class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence, "signature": verdict.signature,
+                "sentence": verdict.sentence, "live_requests": hang.assessment.live_requests, "hang_number": hang.number,
+                "still_s": round(hang.assessment.at - hang.assessment.since, 1),
+            }
+        )  # fmt: skip
+        url = self._flags.webhook
+        thread = threading.Thread(target=lambda: self._send(url, document), name="dsv4-repro-webhook", daemon=True)
+        self._messages = [old for old in self._messages if old.is_alive()]
+        self._messages.append(thread)
+        thread.start()
+
+    def _send(self, url: str, document: dict[str, Any]) -> None:
+        self._screen.say(f"webhook: {send_webhook(url, document, clock=self._clock, stop=self._stop)}")
+
+    def tell(self) -> None:
+        """Say what became of the command, once."""
+        if self._command is not None and self._command is not self._told and not self._command.running:
+            self._told = self._command
+            self._screen.say(f"--on-hang: {self._command.outcome}")
+
+    def finish(self, *, patient: bool) -> None:
+        """``patient``: the command and the messages may come to their own end (within their deadlines)."""
+        if not patient:
+            self._stop.set()
+        if self._command is not None:
+            if patient:
+                self._command.wait(self._flags.on_hang_timeout_s + 15.0)
+            self._command.stop()
+        for thread in self._messages:
+            thread.join(60.0 if patient else 1.0)
+        self.tell()
+
+
+@contextmanager
+def _terminable() -> Iterator[threading.Event]:
+    """SIGTERM (systemd, Kubernetes) ends the watch in order."""
+    asked = threading.Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM, keep: Keep | None = None) -> int:
+    """The verb. With ``--once``: 3 a hang, 0 fine, 4 it has ended, 5 not decided. Else until SIGTERM (0) or Ctrl-C (130)."""
+    if flags.pid is not None and flags.url is not None:
+        raise UsageError("give --pid or --url, not both")
+    if flags.webhook is not None:
+        checked_webhook(flags.webhook)
+    address = None if flags.once and flags.listen is None else parse_listen(flags.listen)
+    screen = Screen(as_json=common.as_json, clock=clock)
+    root = common.out if common.out is not None else Path("runs")
+    finder = _Finder(flags.pid, flags.url, clock)
+    actions = _Actions(flags, root, screen, keep or _capture(clock), clock)
+    loop = WatchLoop(finder, lambda target, emit: _observe(target, emit, clock), actions, _teller(screen, clock), clock=clock)
+    exporter = Exporter(address, lambda: loop.state) if address is not None else None
+    patient = False
+    with _terminable() as asked:
+        try:
+            if exporter is not None:
+                exporter.start()
+                screen.say(f"serving http://{exporter.address[0]}:{exporter.address[1]}/metrics and /livez")
+            decided = _Decided(loop, clock) if flags.once else None
+
+            def over() -> bool:
+                actions.tell()
+                return asked.is_set() or (decided is not None and decided())
+
+            loop.run(until=over, seconds=common.timeout if common.timeout is not None else ONCE_S if flags.once else None)
+            patient = flags.once
+        finally:
+            actions.finish(patient=patient)
+            if exporter is not None:
+                exporter.stop()
+    return _end(flags, loop, finder, actions, screen)
+
+
+def _teller(screen: Screen, clock: Clock) -> Callable[..., None]:
+    def say(*lines: str, style: str = "") -> None:
+        screen.say(*(printable(f"{utc_stamp(clock)} {line}") for line in lines if line), style=style)
+
+    return say
+
+
+class _Decided:
+    """``--once``: the first state that is one, and has lasted."""
+
+    def __init__(self, loop: WatchLoop, clock: Clock) -> None:
+        self._loop, self._clock = loop, clock
+        self._healthy: float | None = None
+
+    def __call__(self) -> bool:
+        state = self._loop.state.state
+        if state in ("hung", "crashed", "exited"):
+            return True
+        if state != "healthy":
+            self._healthy = None
+            return False
+        self._healthy = self._clock.monotonic() if self._healthy is None else self._healthy
+        return self._clock.monotonic() - self._healthy >= SETTLED_S
+
+
+def _end(flags: WatchFlags, loop: WatchLoop, finder: _Finder, actions: _Actions, screen: Screen) -> int:
+    state = loop.state
+    status = _STATUS.get(state.state, 5) if flags.once else 0
+    if flags.once and state.state not in _STATUS:
+        why = finder.why if state.state == "no server" else state.reason
+        screen.say(f"not decided: {state.state}{': ' + why if why else ''}", style="note")
+    if actions.last is not None:
+        screen.document({**actions.last[1].document(), "run": str(actions.last[0]), "exit_status": status})
+    else:
+        screen.document({**_quiet(status, state.state, state.reason).document(), "exit_status": status})
+    return status
+
+
+def _quiet(status: int, state: str, reason: str) -> Diagnosis:
+    """The diagnosis of a watch that found no hang."""
+    clean = status == 0
+    verdict = {"class": "not-hung" if clean else "unknown", "confidence": "medium" if clean else "low"}
+    sentence = f"the server is {state}{': ' + reason if reason else ''}"
+    document = {"outcome": "clean" if clean else "inconclusive", "ground": "server", "verdict": {**verdict, "sentence": sentence}}
+    return Diagnosis.model_validate(document)
