@@ -66,7 +66,7 @@ class HangCommand:
         stream: IO[bytes] | None = self._process.stdout
         assert stream is not None
         kept = dropped = 0
-        with suppress(OSError, ValueError):
+        with stream, suppress(OSError, ValueError):
             fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb", buffering=0) as into:
                 while piece := stream.read1(1 << 16):  # type: ignore[attr-defined]

@@ -1,0 +1,185 @@
+"""The loop of watch, over weeks of a fake clock: once for each hang, across restarts, in flat memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dsv4_repro.clock import FakeClock
+from dsv4_repro.errors import RunStoreError
+from dsv4_repro.repro.serving.records import Assessment, Rank, ServerState, ServerTarget, Snapshot
+from dsv4_repro.repro.serving.watch_loop import RECENT_LINES, Hang, WatchLoop
+
+TARGET = ServerTarget("http://127.0.0.1:8000", api_pid=7, engine_pids=(8,), ranks=(Rank(9, 0, 1),))
+
+
+class Script:
+    """A server whose state is a function of the time; finds it unless it is down."""
+
+    def __init__(self, clock: FakeClock, state: Callable[[float], ServerState | None]) -> None:
+        self.clock, self.state = clock, state
+        self.started = self.stopped = 0
+        self.hangs: list[Hang] = []
+        self.said: list[str] = []
+        self.frozen = False
+        self.fail = False
+
+    def find(self) -> ServerTarget | None:
+        return TARGET if self.state(self.clock.monotonic()) not in (None, "crashed", "exited") else None
+
+    def observe(self, target: ServerTarget, emit: Callable[..., None]) -> _Observer:
+        return _Observer(self, emit)
+
+    def on_hang(self, hang: Hang) -> str:
+        self.hangs.append(hang)
+        if self.fail:
+            raise RunStoreError("disk full", path="runs")
+        return f"run-{len(self.hangs)}"
+
+    def say(self, *lines: str, style: str = "") -> None:
+        self.said += [line for line in lines if line]
+
+    def loop(self) -> WatchLoop:
+        return WatchLoop(self.find, self.observe, self.on_hang, self.say, clock=self.clock)
+
+
+class _Observer:
+    def __init__(self, script: Script, emit: Callable[..., None]) -> None:
+        self.script, self.emit = script, emit
+        self.at = script.clock.monotonic()
+
+    def start(self) -> None:
+        self.script.started += 1
+
+    def stop(self) -> None:
+        self.script.stopped += 1
+
+    def latest(self) -> tuple[Snapshot, Assessment] | None:
+        now = self.script.clock.monotonic()
+        if not self.script.frozen:
+            self.at = now
+        state = self.script.state(now) or "crashed"
+        self.emit("sample", running=3, at=now)
+        return Snapshot(self.at), Assessment(state, self.at, self.at - 1, ("because",), live_requests=3)
+
+
+def _until(clock: FakeClock, end: float) -> Callable[[], bool]:
+    return lambda: clock.monotonic() >= end
+
+
+def test_a_hang_is_handed_over_once_and_the_next_one_again() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "hung" if 10 <= t < 60 or 100 <= t < 130 else "healthy")
+    loop = script.loop()
+    loop.run(until=_until(clock, 150))
+    assert [hang.number for hang in script.hangs] == [1, 2]
+    assert loop.state.hangs == 2
+    assert loop.state.run == "run-2"
+    assert script.hangs[0].recent
+    assert script.hangs[0].recent[-1][0] == "sample"
+
+
+def test_a_flicker_to_suspect_is_not_another_hang() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "healthy" if t < 10 else "suspect" if 20 <= t < 22 else "hung")
+    script.loop().run(until=_until(clock, 40))
+    assert len(script.hangs) == 1
+
+
+def test_it_survives_the_restart_of_the_server() -> None:
+    clock = FakeClock()
+
+    def state(t: float) -> ServerState | None:
+        return "healthy" if t < 20 else "crashed" if t < 25 else None if t < 80 else "starting" if t < 150 else "healthy"
+
+    script = Script(clock, state)
+    loop = script.loop()
+    loop.run(until=_until(clock, 200))
+    assert loop.state.restarts == 1
+    assert (script.started, script.stopped) == (2, 2)
+    assert any("found again" in line for line in script.said)
+    assert loop.state.state == "healthy"
+    assert script.hangs == []
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: None if t < 100 else "healthy")
+    loop = script.loop()
+    loop.run(until=_until(clock, 120))
+    assert loop.state.state == "healthy"
+    assert loop.state.restarts == 0
+
+
+def test_an_observer_that_stands_still_is_exchanged() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "healthy")
+    loop = script.loop()
+
+    def until() -> bool:
+        script.frozen = 10 <= clock.monotonic() < 90
+        return clock.monotonic() >= 200
+
+    loop.run(until=until)
+    assert script.started >= 2
+    assert script.started == script.stopped
+    assert loop.state.restarts == 0
+
+
+def test_a_full_disk_does_not_end_the_watch() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "hung" if 10 <= t < 20 or 40 <= t < 50 else "healthy")
+    script.fail = True
+    loop = script.loop()
+    loop.run(until=_until(clock, 60))
+    assert len(script.hangs) == 2
+    assert sum("could not be kept" in line for line in script.said) == 2
+
+
+def test_two_weeks_in_flat_memory_without_a_word_too_many() -> None:
+    """Restarts every day, a look each half second; a fake clock."""
+    clock = FakeClock()
+    day = 86400.0
+
+    def state(t: float) -> ServerState | None:
+        rest = t % day
+        return "crashed" if rest < 2 and t > day else None if rest < 60 and t > day else "healthy"
+
+    script = Script(clock, state)
+    loop = script.loop()
+    sizes: list[int] = []
+    steps = _days(clock, day)
+
+    def until() -> bool:
+        if next(steps):
+            sizes.append(tracemalloc.get_traced_memory()[0])
+        return clock.monotonic() >= 14 * day / 20
+
+    tracemalloc.start()
+    try:
+        loop.run(until=until)
+    finally:
+        tracemalloc.stop()
+    assert script.hangs == []
+    assert len(sizes) > 10
+    assert max(sizes[3:]) - sizes[3] < 200_000
+    assert len(script.said) < 10
+    assert loop.state.looks > 50_000
+
+
+def _days(clock: FakeClock, day: float) -> Iterator[bool]:
+    last = -1
+    while True:
+        now = int(clock.monotonic() / (day / 24))
+        yield now != last
+        last = now
+
+
+def test_the_lines_before_a_hang_are_bounded() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "healthy" if t < 3 * RECENT_LINES else "hung")
+    script.loop().run(until=_until(clock, 3 * RECENT_LINES + 5))
+    assert len(script.hangs[0].recent) == RECENT_LINES
+    found: list[Any] = [fields for _, fields in script.hangs[0].recent]
+    assert all("wall" in fields for fields in found)
