@@ -62,9 +62,9 @@ class GpuTried:
 
     @property
     def as_expected(self) -> bool:
-        """The verdict is what the row names, in class and cause."""
+        """The verdict is what the row names, in class and cause, or another end of the same defect that it names."""
         verdict = self.diagnosis.verdict
-        return (verdict.class_, verdict.cause) == (self.row.class_, self.row.cause)
+        return (verdict.class_, verdict.cause) in ((self.row.class_, self.row.cause), *self.row.also)
 
     @property
     def launches(self) -> int:

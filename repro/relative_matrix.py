@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import InconclusiveError, NoDeviceError, NoDriverError, PlanError, RefusedError, UnavailableError
-from ..scenarios.launches import Row
+from ..scenarios.launches import Launch, Row
 from ..scenarios.registry import Scenario
 from .console import Screen
 from .drain_run import DEFAULT_ARCH
@@ -35,7 +35,10 @@ def run_rows(
     skipped: list[tuple[Row, str]] = []
     for row in rows:
         if "cpu" not in row.grounds:
-            skipped.append((row, "needs a GPU: its delays are of time, and the interpreter has none"))
+            needs = "its delays are of time, and the interpreter has none"
+            if isinstance(row.what, Launch) and (row.what.beyond is not None or row.what.leave):
+                needs = "it is about the slots of a card"
+            skipped.append((row, f"needs a GPU: {needs}"))
             continue
         if deadline is not None and deadline.expired:
             skipped.append((row, "no time was left"))

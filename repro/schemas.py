@@ -25,14 +25,17 @@ PUBLISHED: Mapping[str, tuple[str, str]] = {
     "drain-plan": ("scenarios.drain", "schema"),
     "error": ("repro.documents", "ErrorDocument"),
     "evidence": ("repro.run_records", "EvidenceIndex"),
+    "explore": ("repro.campaign.documents", "ExploreDocument"),
     "hunt": ("repro.campaign.documents", "HuntDocument"),
     "list": ("repro.documents", "ListDocument"),
     "minimise": ("repro.campaign.documents", "MinimiseDocument"),
+    "relative-matrix": ("repro.campaign.documents", "MatrixDocument"),
     "run": ("repro.run_records", "RunRecord"),
     "selftest": ("repro.selftest", "SelftestReport"),
     "show": ("repro.documents", "ShowDocument"),
     "timeline-line": ("repro.run_records", "TimelineLine"),
     "verify": ("repro.campaign.documents", "VerifyDocument"),
+    "verify-rows": ("repro.campaign.documents", "VerifyRowsDocument"),
 }
 
 

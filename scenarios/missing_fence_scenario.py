@@ -77,6 +77,7 @@ SCENARIO = Scenario(
             None,
             "builtin:early-arrival,widen_us=5",
             grounds=("gpu",),
+            also=((_SPIN, "missing-fence"),),
         ),
         Row(
             "fenced",

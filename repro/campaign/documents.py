@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["BisectDocument", "HuntDocument", "MinimiseDocument", "VerifyDocument"]
+__all__ = [
+    "BisectDocument",
+    "ExploreDocument",
+    "HuntDocument",
+    "MatrixDocument",
+    "MinimiseDocument",
+    "VerifyDocument",
+    "VerifyRowsDocument",
+]
 
 _Outcome = Literal["hang", "clean", "other", "inconclusive"]
 
@@ -49,6 +57,74 @@ class VerifyDocument(_Document):
     markdown: str
     ablate: bool
     exit_status: int
+
+
+class RowDocument(_Document):
+    """A row of a relative's matrix. ``word``, ``bad``, ``rate``, ``bounds``: of ``verify``; ``run``, ``device``: of a card."""
+
+    row: str
+    kernel: str
+    fixed: bool
+    expected: dict[str, str | None]
+    found: dict[str, str | None]
+    as_expected: bool
+    launches: int
+    counts: tuple[dict[str, Any], ...]
+    sentence: str
+    word: Literal["SHOWN", "NOT SHOWN", "OTHER", "CLEAN", "BROKEN", "OPEN"] | None = None
+    bad: int | None = None
+    rate: str | None = None
+    bounds: tuple[dict[str, Any], ...] = ()
+    run: str | None = None
+    device: str | None = None
+
+
+class MatrixDocument(_Document):
+    """``dsv4-repro run NAME --all --json``. ``not_run``: row, kernel, why; ``not_reproduced``: what, and what it would take."""
+
+    schema_: Literal["dsv4-repro/relative-matrix/1"] = Field(alias="schema")
+    outcome: _Outcome
+    scenario: str
+    ground: str
+    rows: tuple[RowDocument, ...]
+    not_run: tuple[dict[str, str], ...]
+    not_reproduced: tuple[dict[str, str], ...]
+
+
+class VerifyRowsDocument(_Document):
+    """``dsv4-repro verify NAME --json`` for a scenario with rows of its own."""
+
+    schema_: Literal["dsv4-repro/verify-rows/1"] = Field(alias="schema")
+    outcome: _Outcome
+    scenario: str
+    ground: str
+    rates: dict[str, float]
+    rows: tuple[RowDocument, ...]
+    not_run: tuple[dict[str, str], ...]
+    not_reproduced: tuple[dict[str, str], ...]
+    said: tuple[str, ...]
+    markdown: str
+    seconds: float
+    exit_status: int
+
+
+class ExploreEnd(_Document):
+    """One end that can be reached: its name, the counters there, and the shortest way."""
+
+    name: str
+    counters: tuple[int, ...]
+    path: tuple[str, ...]
+
+
+class ExploreDocument(_Document):
+    """``dsv4-repro run NAME --explore --json``: every order of execution over the barrier's model."""
+
+    schema_: Literal["dsv4-repro/explore/1"] = Field(alias="schema")
+    outcome: _Outcome
+    scenario: str
+    row: str
+    states: int
+    ends: tuple[ExploreEnd, ...]
 
 
 class HuntHang(_Document):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...clock import SYSTEM, Clock
 from ...errors import UsageError
+from ...scenarios.registry import scenario
 from ..atomic import write_atomic
 from ..console import Screen
 from ..drain_flags import build_plan, parse_arch
@@ -73,10 +74,15 @@ def chosen_ground(on: str | None) -> tuple[str, str]:
 def run_verify(name: str, common: Common, plan_flags: PlanFlags, flags: VerifyFlags, *, clock: Clock = SYSTEM) -> int:
     """The verb. 0: without a fix it hangs and with both it does not; 3: a repaired row hangs; 5: open."""
     screen = Screen(as_json=common.as_json, clock=clock)
+    entry = scenario(name)
     ground, why = chosen_ground(flags.on)
     rates = Rates(flags.alpha, flags.beta, flags.hazard, FALSE_VERDICTS[ground])
     if flags.least > flags.trials:
         raise UsageError(f"--min-trials {flags.least} is more than --trials {flags.trials}")
+    if entry.name != "drain":
+        from .verify_rows import run_verify_rows
+
+        return run_verify_rows(entry, common, flags, ground, rates, clock=clock)
     if flags.schedule not in ("smallest-pc", "random", "priority"):
         raise UsageError(f"--schedule {flags.schedule[:40]}: it is smallest-pc, random or priority")
     base = Cell(

@@ -110,9 +110,9 @@ def memory_verdict(one: RankVerdict) -> Verdict:
     target = one.waits[0].target if one.waits else None
     goal = f"{target}" if target is not None else "more than 1 (the group's size was not computed: the card is not known)"
     sentence = (
-        f"arrival_counter of group {group} is 1 and stays 1, its target is {goal}; row {group} has length "
-        f"{launch.lengths[group]}, read from device memory by the agent, and max_seq_len {launch.max_seq_len} lets the peers leave: the leader "
-        "waits for ever"
+        f"arrival_counter of group {group} is 1 and stays 1, its target is {goal}; row {group} has length {launch.lengths[group]}, "
+        f"read from device memory by the agent, and max_seq_len {launch.max_seq_len} lets the peers leave: "
+        "the leader waits for ever"
     )
     return _verdict("gpu-spin-barrier", "peer-left", "medium", sentence, signature="vllm-51593")
 
