@@ -1,0 +1,350 @@
+"""The watchdog's eyes: one thread for each source, so that a source that is stuck blocks no other, and one that judges four times a
+second.
+
+A source's answer counts for as long as it is fresh; after that the source is blind and named, with for how long it has not answered
+(a slow ``/metrics``, an NVML call inside a driver in trouble, a log on a dead network file system). All threads are daemons and
+memory is bounded: a source keeps its newest answer and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...clock import SYSTEM, Clock
+from ...errors import ReproError
+from ..ground import Emit
+from .card_signals import CardReader
+from .rank_signals import RingReader
+from .records import Assessment, Blind, LoadSample, ServerTarget, Snapshot
+from .server_watchdog import ServerWatchdog
+from .signals import Canary, LogReader, MetricsReader, ProcessReader
+from .watch_limits import WatchLimits
+
+__all__ = ["Load", "Observer", "Periods", "Source"]
+
+#: Errors of a source that make it blind for now; it is asked again.
+_FAILURES = (ReproError, OSError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError, TypeError)
+
+
+class Load(Protocol):
+    """Our own load, as the watchdog sees it (``drain_load.DrainLoad``)."""
+
+    def sample(self) -> LoadSample: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """How often each source is looked at, seconds. A scrape costs the server's API process about as much as it costs us."""
+
+    judge: float = 0.25
+    metrics: float = 1.0
+    log: float = 0.5
+    rings: float = 0.25
+    cards: float = 0.5
+    processes: float = 0.5
+    sample: float = 1.0
+    #: A source that failed to be set up (no driver, no folder yet) is tried again so often.
+    retry: float = 5.0
+    #: NVML can start late, and trying costs a library load.
+    retry_cards: float = 60.0
+
+
+class Source:
+    """One source in a thread of its own. ``make``: sets it up and gives its look function; a failure of it or of a look is kept as
+    ``why`` and tried again. ``stale_s``: an answer older than this counts no more.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Callable[[], Any]], *, period_s: float, stale_s: float, retry_s: float, clock: Clock
+    ) -> None:
+        self.name = name
+        self._make, self._period_s, self._stale_s, self._retry_s, self._clock = make, period_s, stale_s, retry_s, clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._value: Any = None
+        self._at: float | None = None
+        self._why = ""
+        self._began = clock.monotonic()
+        self._thread = threading.Thread(target=self._run, name=f"dsv4-repro-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end; it is not waited for."""
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether it has ended within that time; a look that is stuck has not."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def latest(self) -> tuple[Any, Blind | None]:
+        """The newest answer, or None and why there is none."""
+        now = self._clock.monotonic()
+        with self._lock:
+            value, at, why = self._value, self._at, self._why
+        if at is not None and now - at <= self._stale_s:
+            return value, None
+        if why:
+            return None, Blind(self.name, why)
+        silent = now - (at if at is not None else self._began)
+        if at is None and silent <= self._stale_s:
+            return None, None
+        return None, Blind(self.name, f"has not answered for {silent:.0f} s: its reader is stuck, the others go on")
+
+    def _run(self) -> None:
+        look: Callable[[], Any] | None = None
+        while not self._stop.is_set():
+            wait = self._period_s
+            try:
+                if look is None:
+                    look = self._make()
+                value = look()
+            except _FAILURES as error:
+                with self._lock:
+                    self._why = (str(error) or type(error).__name__)[:300]
+                    self._value = self._at = None
+                wait = self._retry_s if look is None else max(self._period_s, 1.0)
+            else:
+                with self._lock:
+                    self._value, self._at, self._why = value, self._clock.monotonic(), ""
+            self._stop.wait(wait)
+
+
+class Observer:
+    """Watches ``target``. ``emit``: one line ``sample`` a second and one line ``state`` for each change, with reasons.
+
+    ``refind``: asked, while the server is gone, for the one that took its place (None: not there yet). ``exit_status``: the API
+    process's, once it has ended, where it is our child. ``ask``: sends a canary completion (off without it). ``on_change``: called
+    from the judging thread with each new state.
+    """
+
+    def __init__(
+        self,
+        target: ServerTarget,
+        *,
+        load: Load | None = None,
+        emit: Emit | None = None,
+        clock: Clock = SYSTEM,
+        limits: WatchLimits | None = None,
+        periods: Periods | None = None,
+        refind: Callable[[], ServerTarget | None] | None = None,
+        exit_status: Callable[[], int | None] | None = None,
+        ask: Callable[[float], bool] | None = None,
+        canary_s: float = 30.0,
+        on_change: Callable[[Snapshot, Assessment], None] | None = None,
+        cards: bool = True,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._clock, self._emit = clock, emit
+        #: Our own load; may be set and taken away while it runs.
+        self.load = load
+        self._periods = periods or Periods()
+        self._watchdog = ServerWatchdog(limits)
+        self._refind, self._exit_status, self._on_change = refind, exit_status, on_change
+        self._use_cards, self._proc = cards, proc
+        self._canary = Canary(ask, period_s=canary_s, clock=clock) if ask is not None else None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._latest: tuple[Snapshot, Assessment] | None = None
+        self._moving = False
+        self._still = False
+        self._cards_reader: CardReader | None = None
+        self._log_reader: LogReader | None = None
+        self._next_sample = -1e9
+        self._next_refind = 0.0
+        self.failures = 0
+        self.target = target
+        self._sources: dict[str, Source] = {}
+        self._thread = threading.Thread(target=self._run, name="dsv4-repro-observer", daemon=True)
+
+    # -- life ----------------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin. May be called once."""
+        self._begin_sources()
+        if self._canary is not None:
+            self._canary.start()
+        self._thread.start()
+
+    def latest(self) -> tuple[Snapshot, Assessment] | None:
+        """The newest look and how the server stood; None before the first."""
+        with self._lock:
+            return self._latest
+
+    def stop(self, timeout_s: float = 2.0) -> bool:
+        """End it. False if a reader is still inside a call (a daemon thread: it does not keep the process)."""
+        self._stop.set()
+        if self._canary is not None:
+            self._canary.stop()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return self._end_sources(timeout_s) and not self._thread.is_alive()
+
+    def _begin_sources(self) -> None:
+        target, periods, clock = self.target, self._periods, self._clock
+        processes = ProcessReader(target, clock=clock, proc=self._proc, exit_status=self._exit_status)
+        self._cards_reader = self._log_reader = None
+
+        def add(
+            name: str, make: Callable[[], Callable[[], Any]], period: float, stale: float, retry: float = periods.retry
+        ) -> None:
+            self._sources[name] = Source(name, make, period_s=period, stale_s=stale, retry_s=retry, clock=clock)
+
+        if target.base_url:
+            metrics = MetricsReader(target.base_url, timeout_s=2.0, clock=clock)
+            add("metrics", lambda: metrics.look, periods.metrics, 3.0 * periods.metrics + 2.0)
+        if target.log_path is not None:
+            log = self._log_reader = LogReader(target.log_path, clock=clock)
+            add("log", lambda: log.look, periods.log, 6.0 * periods.log + 2.0)
+        if target.agent_folder is not None:
+            rings = RingReader(target.agent_folder, target.ranks, clock=clock, proc=self._proc)
+            add("rings", lambda: rings.look, periods.rings, 2.0)
+        if target.tree or target.ranks or target.api_pid is not None or target.engine_pids:
+            add("processes", lambda: lambda: processes.look(compilers=self._still), periods.processes, 3.0)
+        if self._use_cards:
+            add("NVML", lambda: self._make_cards(target, processes), periods.cards, 2.5, periods.retry_cards)
+        for source in self._sources.values():
+            source.start()
+
+    def _end_sources(self, timeout_s: float) -> bool:
+        sources, self._sources = list(self._sources.values()), {}
+        for source in sources:
+            source.stop()
+        ended = [source.join(timeout_s / max(len(sources), 1)) for source in sources]
+        names = {source.name: done for source, done in zip(sources, ended, strict=True)}
+        if self._log_reader is not None and names.get("log"):
+            self._log_reader.close()
+        if self._cards_reader is not None and names.get("NVML"):
+            self._cards_reader.close()
+        return all(ended)
+
+    def _make_cards(self, target: ServerTarget, processes: ProcessReader) -> Callable[[], Any]:
+        reader = CardReader(target.ranks, lambda: processes.pids, clock=self._clock)
+        self._cards_reader = reader
+
+        def look() -> Any:
+            reader.learn(self._moving)
+            return reader.look()
+
+        return look
+
+    # -- looks ---------------------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        due = self._clock.monotonic()
+        while not self._stop.is_set():
+            try:
+                self._once()
+            except _FAILURES as error:
+                # Ours: counted and said, and the next look is made all the same.
+                self.failures += 1
+                if self.failures in (1, 10, 100, 1000):
+                    self._say("observer failure", error=f"{type(error).__name__}: {error}"[:300], count=self.failures)
+            due = max(due + self._periods.judge, self._clock.monotonic())
+            self._stop.wait(max(due - self._clock.monotonic(), 0.01))
+
+    def snapshot(self) -> Snapshot:
+        """What all sources say now."""
+        blind: list[Blind] = []
+        values: dict[str, Any] = {}
+        for name, source in list(self._sources.items()):
+            values[name], why = source.latest()
+            if why is not None:
+                blind.append(why)
+        if self._cards_reader is not None and self._cards_reader.guessed:
+            blind.append(
+                Blind("NVML mapping", "which cards the server computes on is not known: all that are visible are looked at")
+            )
+        waited = self._canary.ages() if self._canary is not None else (None, None)
+        load: LoadSample | None = None
+        ours = self.load
+        if ours is not None:
+            try:
+                load = ours.sample()
+            except _FAILURES as error:
+                blind.append(Blind("load", f"{type(error).__name__}: {error}"[:200]))
+        return Snapshot(
+            at=self._clock.monotonic(),
+            engine=values.get("metrics"),
+            log=values.get("log"),
+            progress=values.get("rings") or (),
+            devices=values.get("NVML") or (),
+            processes=values.get("processes") or (),
+            load=load,
+            canary_age_s=waited[0],
+            blind=tuple(blind),
+            canary_waiting_s=waited[1],
+        )
+
+    def _once(self) -> None:
+        snapshot = self.snapshot()
+        before = self._latest[1].state if self._latest is not None else None
+        assessment = self._watchdog.observe(snapshot)
+        movement = self._watchdog.movement
+        self._moving = assessment.state == "healthy" and movement.moved_at is not None and snapshot.at - movement.moved_at < 1.2
+        still, _ = movement.still()
+        self._still = still >= 1.0 or assessment.state in ("starting", "suspect")
+        if movement.moved and self._log_reader is not None and movement.moved_at is not None:
+            self._log_reader.moved(movement.moved_at)
+        with self._lock:
+            self._latest = (snapshot, assessment)
+        if assessment.state != before:
+            self._say(
+                "state",
+                state=assessment.state,
+                before=before,
+                since_s=round(snapshot.at - assessment.since, 3),
+                reasons=list(assessment.reasons)[:12],
+                device_signals=list(assessment.device_signals)[:8],
+                blind=[f"{entry.signal}: {entry.why}" for entry in assessment.blind][:24],
+                level="bad" if assessment.state in ("hung", "crashed") else "info",
+            )
+            if self._on_change is not None:
+                self._on_change(snapshot, assessment)
+        if snapshot.at >= self._next_sample:
+            self._next_sample = snapshot.at + self._periods.sample
+            self._sample(snapshot, assessment)
+        if assessment.state in ("exited", "crashed") and self._refind is not None and snapshot.at >= self._next_refind:
+            self._next_refind = snapshot.at + self._periods.retry
+            found = self._refind()
+            if found is not None and found != self.target:
+                self._end_sources(1.0)
+                self.target = found
+                self._say("target", api_pid=found.api_pid, url=found.base_url, ranks=len(found.ranks))
+                self._begin_sources()
+
+    def _sample(self, snapshot: Snapshot, assessment: Assessment) -> None:
+        fields: dict[str, Any] = {"state": assessment.state}
+        engine = snapshot.engine
+        if engine is not None and not engine.error:
+            fields.update(generation_tokens=engine.generation_tokens, running=engine.running, waiting=engine.waiting)
+        elif snapshot.load is not None:
+            fields.update(tokens=snapshot.load.tokens, live=snapshot.load.open)
+        fields["gpus"] = [
+            {
+                "gpu": sample.index,
+                "utilisation": sample.utilisation,
+                "memory_utilisation": sample.memory_utilisation,
+                "power_w": sample.power_w,
+            }
+            for sample in snapshot.devices[:64]
+        ]
+        if snapshot.progress:
+            fields["begun"] = [progress.begun for progress in snapshot.progress[:64]]
+        self._say("sample", **{key: value for key, value in fields.items() if value is not None})
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        if self._emit is None:
+            return
+        try:
+            self._emit(kind, **fields)
+        except (ReproError, OSError):
+            # A full disk must not blind the watchdog; whoever owns the timeline says so.
+            self.failures += 1

@@ -1,0 +1,52 @@
+"""One line of ``/proc/PID/stat``: state, parent, CPU time, start. Touches nothing; a process that is gone is None."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ProcessStat", "read_stat", "start_ticks"]
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """``name``: the kernel's, at most 15 characters. ``cpu_s``: user and system of all threads. ``start_ticks``: since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    cpu_s: float
+    start_ticks: int
+
+
+def read_stat(pid: int, root: Path = Path("/proc")) -> ProcessStat | None:
+    """The process as it stands, or None if there is none (or its entry cannot be read)."""
+    try:
+        fd = os.open(f"{root}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096).decode("utf-8", "replace")
+        finally:
+            os.close(fd)
+        # The name in parentheses may hold anything, a ")" too: the fields follow the last one.
+        head, _, tail = text.rpartition(")")
+        fields = tail.split()
+        return ProcessStat(
+            pid=pid,
+            name=head.partition("(")[2][:64],
+            state=fields[0],
+            parent=int(fields[1]),
+            cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+            start_ticks=int(fields[19]),
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def start_ticks(pid: int, root: Path = Path("/proc")) -> int | None:
+    """With the pid it names a process; None if there is none."""
+    found = read_stat(pid, root)
+    return found.start_ticks if found is not None else None

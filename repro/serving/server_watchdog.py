@@ -1,0 +1,418 @@
+"""Is the server hung? A pure state machine over snapshots; nothing here reads a clock, a file or a device.
+
+starting → healthy → suspect → hung, and exited or crashed. HUNG needs a sign from the device (``device_signs``); what could not
+speak is named in ``blind``, and without a sign the state stays SUSPECT with the reason. Work of the host (compile, load, capture,
+JIT, a stopped process) explains a silence; what moves, however slowly, is healthy. Back from HUNG leads only lasting movement: one
+release frees one launch, and the next one hangs again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .device_signs import DeviceTrack, Signs, device_words, recorder_signs, spin_signs
+from .movement import Movement
+from .records import Assessment, Blind, ProcessSample, ServerState, Snapshot
+from .watch_limits import HOST_WORK, WatchLimits
+
+__all__ = ["ServerWatchdog"]
+
+#: Roles without which there is no server.
+_CORE = ("api", "engine", "worker")
+_DEAD_WORDS = ("fatal", "engine-dead", "worker-died", "engine-proc-died", "engine-failed-start")
+
+
+class ServerWatchdog:
+    """Told of snapshots in time order, it says how the server stands. One for each server; a restart of it is noticed."""
+
+    def __init__(self, limits: WatchLimits | None = None) -> None:
+        self.limits = limits or WatchLimits()
+        self.state: ServerState = "starting"
+        self._movement = Movement(self.limits.longest_gap_s)
+        self._tracks: dict[str, DeviceTrack] = {}
+        self._ready = False
+        self._began: float | None = None
+        self._core: dict[int, str] = {}
+        self._restart = ""
+        self._start_moved = 0.0
+        self._bad_health = 0
+        self._bad_health_at = -1.0
+        self._cpu: dict[int, tuple[float, float]] = {}
+        self._cpu_moved: dict[int, float] = {}
+        self._longest_silence = self._pending_silence = 0.0
+        self._moves: deque[float] = deque(maxlen=64)
+        self._log_line: float | None = None
+        self._end_reasons: list[str] = []
+        self._answered = 0.0
+
+    @property
+    def movement(self) -> Movement:
+        """What moves: for callers that learn from it (the busy power level)."""
+        return self._movement
+
+    def observe(self, snapshot: Snapshot) -> Assessment:
+        """How the server stands as of this snapshot."""
+        if self._began is None:
+            self._began = snapshot.at
+        self._note_restart(snapshot)
+        movement = self._movement
+        movement.observe(snapshot)
+        if movement.restarted:
+            self._begin_anew(snapshot, "its counters fell back: it was started anew")
+            movement.observe(snapshot)
+        for device in snapshot.devices:
+            key = device.uuid or str(device.index)
+            self._tracks.setdefault(key, DeviceTrack(self.limits)).look(movement.now, device)
+        self._note_cpu(snapshot.processes)
+        ended = self._ended(snapshot)
+        if ended is not None:
+            self._end_reasons = ended[1]
+            return self._say(snapshot, ended[0], ended[1], Signs(), None)
+        if self.state in ("exited", "crashed"):
+            if snapshot.engine is None or snapshot.engine.health != 200:
+                return self._say(snapshot, self.state, self._end_reasons, Signs(), None)
+            self._begin_anew(snapshot, "it answers again")
+            movement.observe(snapshot)
+        if not self._ready and self._is_ready(snapshot):
+            self._ready = True
+            movement.wanted(False)
+        if not self._ready:
+            return self._starting(snapshot)
+        return self._serving(snapshot)
+
+    # -- which server
+
+    def _note_restart(self, snapshot: Snapshot) -> None:
+        core = {one.pid: one.role for one in snapshot.processes if one.role in _CORE and one.state not in (None, "Z", "X")}
+        api = {pid for pid, role in core.items() if role == "api"}
+        known = {pid for pid, role in self._core.items() if role == "api"}
+        if api and known and not api & known:
+            self._begin_anew(snapshot, f"another API process (pid {min(api)}): it was started anew")
+        elif self.state in ("exited", "crashed") and core and not set(core) & set(self._core):
+            self._begin_anew(snapshot, "other processes than before: it was started anew")
+        self._core.update(core)
+        while len(self._core) > 4096:
+            self._core.pop(next(iter(self._core)))
+
+    def _begin_anew(self, snapshot: Snapshot, why: str) -> None:
+        self._movement.reset()
+        self._tracks.clear()
+        self._cpu.clear()
+        self._cpu_moved.clear()
+        self._core = {}
+        self._ready, self._bad_health, self._start_moved, self._longest_silence = False, 0, 0.0, 0.0
+        self._moves.clear()
+        self._began, self._restart, self.state = snapshot.at, why, "starting"
+        self._answered, self._log_line = 0.0, None
+
+    def _is_ready(self, snapshot: Snapshot) -> bool:
+        engine, log, load = snapshot.engine, snapshot.log, snapshot.load
+        if engine is not None and engine.health == 200:
+            return True
+        if load is not None and load.tokens > 0:
+            return True
+        if log is not None and ("serving" in log.events or log.phase == "serving" or (log.stats_running or 0) > 0):
+            return True
+        return any(progress.begun > 0 for progress in snapshot.progress)
+
+    def _ended(self, snapshot: Snapshot) -> tuple[ServerState, list[str]] | None:
+        """The state and reasons of a server that is no more, or None."""
+        gone = [one for one in snapshot.processes if one.role in _CORE and one.state in (None, "Z", "X") and one.pid in self._core]
+        events = snapshot.log.events if snapshot.log is not None else {}
+        api = [one for one in gone if one.role == "api"] or (gone if len(gone) == len(self._core) else [])
+        if api:
+            known = [one for one in api if one.exit_status is not None]
+            words = "; ".join(_gone(one) for one in gone[:6])
+            if known:
+                clean = all(one.exit_status == 0 for one in known)
+                return ("exited" if clean else "crashed"), [words]
+            if "shutdown" in events and not any(word in events for word in _DEAD_WORDS):
+                return "exited", [words, "the log says that it was asked to shut down"]
+            return "crashed", [words, "its exit status is not known here: it is not our child"]
+        if gone:
+            return "crashed", ["; ".join(_gone(one) for one in gone[:6]) + ": the server cannot go on without it"]
+        engine = snapshot.engine
+        if engine is not None and engine.at > self._bad_health_at:
+            self._bad_health_at = engine.at
+            self._bad_health = self._bad_health + 1 if engine.health is not None and engine.health >= 500 else 0
+        words = ", ".join(word for word in _DEAD_WORDS if word in events)
+        if self._bad_health and (self._bad_health >= 2 or words) and (self._ready or words):
+            status = engine.health if engine is not None else 503
+            return "crashed", [f"/health answers {status}: its engine is dead" + (f" (log: {words})" if words else "")]
+        if words and not snapshot.processes and engine is not None and engine.health is None:
+            return "crashed", [f"the log says {words}, and /health does not answer ({engine.error or 'no answer'})"]
+        return None
+
+    # -- host work ---------------------------------------------------------------------------------------------------------------
+
+    def _note_cpu(self, processes: tuple[ProcessSample, ...]) -> None:
+        now = self._movement.now
+        for one in processes:
+            if one.cpu_s is None:
+                continue
+            last = self._cpu.get(one.pid)
+            if last is not None and one.cpu_s - last[1] > 0.2 * max(now - last[0], 0.05):
+                self._cpu_moved[one.pid] = now
+            if last is None or now > last[0]:
+                self._cpu[one.pid] = (now, one.cpu_s)
+        alive = {one.pid for one in processes}
+        for table in (self._cpu, self._cpu_moved):
+            for pid in [pid for pid in table if pid not in alive]:
+                table.pop(pid)
+
+    def _host_works(self, snapshot: Snapshot) -> str:
+        """Facts of now that show the host at work, or held."""
+        now = self._movement.now
+        stopped = [one for one in snapshot.processes if one.role in ("engine", "worker") and one.state in ("T", "t")]
+        if stopped:
+            return f"process {stopped[0].pid} ({stopped[0].role}) is stopped: a debugger or a freeze holds it"
+        compilers = [one for one in snapshot.processes if one.role == "compiler" and one.state not in (None, "Z")]
+        busy = [one for one in compilers if one.state == "R" or now - self._cpu_moved.get(one.pid, -1e9) <= 5.0]
+        return f"{len(busy)} compiler processes burn CPU below it (pid {busy[0].pid})" if busy else ""
+
+    def _log_works(self, snapshot: Snapshot) -> str:
+        log = snapshot.log
+        if log is None or not log.work or log.work_age_s is None:
+            return ""
+        if log.work_age_s > HOST_WORK.get(log.work, 60.0):
+            return ""
+        return f"the log's newest line of host work is {log.work}, {log.work_age_s:.0f} s ago"
+
+    # -- starting ----------------------------------------------------------------------------------------------------------------
+
+    def _starting(self, snapshot: Snapshot) -> Assessment:
+        movement, limits, log = self._movement, self.limits, snapshot.log
+        if log is not None and log.last_line_age_s is not None:
+            written = log.at - log.last_line_age_s
+            if self._log_line is None or written > self._log_line + 0.5:
+                self._start_moved = movement.now
+            self._log_line = written
+        host = self._host_works(snapshot)
+        reasons = [self._restart] if self._restart else []
+        reasons.append(
+            f"starting: {log.phase}" if log is not None and log.phase else "not ready yet: /health does not answer with 200"
+        )
+        if host or (working := self._log_works(snapshot)):
+            reasons.append(host or working)
+            if host:
+                self._start_moved = movement.now
+        quiet = movement.now - self._start_moved
+        signs = Signs()
+        live = [track for track in self._tracks.values() if track.newest is not None and not track.newest.others]
+        spin = min((track.spin_s() for track in live), default=0.0)
+        graded = bool(live) and len(live) == len(self._tracks) and all(track.grade()[0] for track in live)
+        if not live:
+            signs.blind.append(Blind("NVML", "no card of the server was read"))
+        if log is None or log.error:
+            signs.blind.append(Blind("log", log.error if log is not None else "none is known: the phase of the start is not seen"))
+        if graded and not host and log is not None and not log.error and min(spin, quiet) >= limits.start_spin_s:
+            words = "; ".join(device_words(track.newest) for track in live if track.newest)
+            signs.signals.append(f"NVML: a kernel has been resident on every card for {spin:.0f} s and moves no memory ({words})")
+            reasons.append(f"the log has said nothing for {quiet:.0f} s")
+            return self._say(snapshot, "hung", reasons, signs, None)
+        return self._say(snapshot, "starting", reasons, signs, None)
+
+    # -- serving -----------------------------------------------------------------------------------------------------------------
+
+    def _demand(self, snapshot: Snapshot) -> tuple[bool, int | None, list[Blind]]:
+        """(is there anything to do, live requests, what speaks falsely)."""
+        engine, load, log = snapshot.engine, snapshot.load, snapshot.log
+        blind: list[Blind] = []
+        fresh = engine is not None and not engine.error
+        running = engine.running if engine is not None and fresh else None
+        waiting = engine.waiting if engine is not None and fresh else None
+        unfinished = [one for one in snapshot.progress if one.unfinished and not one.error]
+        batch = max((one.requests for one in unfinished if one.requests is not None), default=None)
+        ours = load.open if load is not None else 0
+        canary = snapshot.canary_waiting_s is not None and snapshot.canary_waiting_s > 1.0
+        stats = log.stats_running if log is not None and not log.error and running is None else None
+        demand = bool(running or waiting or ours or canary or stats)
+        if running is None and not fresh:
+            # Nobody tells the number of requests: a step that does not end is work in hand.
+            demand = demand or bool(unfinished)
+        if running == 0 and not waiting:
+            others = [f"{ours} streams of our client are open"] if ours else []
+            others += ["a canary waits"] if canary else []
+            stuck = [one for one in unfinished if (one.unfinished_age_s or 0.0) > self.limits.step_floor_s]
+            others += [f"{batch or 'some'} requests are in a step that does not end"] if stuck else []
+            if others:
+                blind.append(Blind("vllm:num_requests_running", f"says 0 while {' and '.join(others)}"))
+                demand = True
+        live = running or (batch if batch is not None else ours or stats or running)
+        return demand, live, blind
+
+    def _serving(self, snapshot: Snapshot) -> Assessment:
+        movement, limits = self._movement, self.limits
+        if snapshot.engine is None or snapshot.engine.health is not None or not snapshot.engine.error:
+            self._answered = movement.now
+        demand, live, blind = self._demand(snapshot)
+        movement.wanted(demand)
+        host, logged = self._host_works(snapshot), self._log_works(snapshot)
+        still_s, by = movement.still()
+        rings = recorder_signs(snapshot.progress, movement, self._tracks, limits, host_works=host or logged)
+        standing = movement.standing_engines()
+        engine_still = max(standing.values(), default=0.0)
+        spins = spin_signs(self._tracks, still_s, engine_still, limits, host_works=host, log_works=logged)
+        signs = Signs(blind=[*blind, *rings.blind, *spins.blind])
+        if host and "stopped" in host and rings.signals:
+            rings.against.append(host)
+            rings.facts += rings.signals
+            rings.signals = []
+        if demand:
+            signs.signals = [*rings.signals, *spins.signals]
+        signs.against, signs.facts = [*rings.against, *spins.against], [*rings.facts, *spins.facts]
+        if not demand:
+            signs.against, signs.facts = [], []
+        self._blind(snapshot, signs, still_s, demand)
+        if movement.moved:
+            self._moves.append(movement.now)
+        reasons: list[str] = []
+        if movement.gap_s:
+            reasons.append(f"nobody looked for {movement.gap_s:.0f} s: standing still is counted anew")
+        if signs.signals:
+            if still_s >= 1.0:
+                reasons.append(f"{by} have stood for {still_s:.1f} s")
+            reasons += signs.signals
+            self._moves.clear()
+            return self._say(snapshot, "hung", reasons, signs, live)
+        if self.state == "hung":
+            back = self._recovered(demand)
+            if not back:
+                reasons.append(
+                    "it moved, and not for long enough yet" if self._moves else "the sign on the device is gone, nothing moves"
+                )
+                return self._say(snapshot, "hung", [*reasons, *signs.facts], signs, live)
+            reasons.append(back)
+        if not snapshot.processes and movement.now - self._answered >= 10.0 and not movement.rings:
+            said = (
+                f"neither /health nor /metrics has answered for {movement.now - self._answered:.0f} s, and no process is seen here"
+            )
+            return self._say(snapshot, "suspect", [*reasons, said], signs, live)
+        if not demand:
+            return self._say(snapshot, "healthy", [*reasons, "idle: no request in hand"], signs, live)
+        return self._judge_silence(snapshot, still_s, by, engine_still, host, logged, reasons, signs, live)
+
+    def _judge_silence(
+        self, snapshot: Snapshot, still_s: float, by: str, engine_still: float, host: str, logged: str, reasons: list[str],
+        signs: Signs, live: int | None,
+    ) -> Assessment:  # fmt: skip
+        movement, limits = self._movement, self.limits
+        limit = min(max(limits.suspect_s, 1.5 * self._longest_silence), limits.suspect_most_s)
+        tokens_s, _ = movement.still(tokens_only=True)
+        if still_s < limit:
+            if movement.moved and self.state == "suspect":
+                reasons.append("it moves again")
+            engine = snapshot.engine
+            admits = engine is None or engine.running != 0 or not engine.waiting
+            if tokens_s >= limits.thrash_s and movement.tokens is not None and (movement.preempted or not admits):
+                what = f"it preempts ({movement.preempted:.0f} times)" if admits else "nothing of what waits is admitted"
+                said = f"no token for {tokens_s:.0f} s, though the scheduler turns: {what}"
+                return self._say(snapshot, "suspect", [*reasons, said, *self._no_sign(signs)], signs, live)
+            if engine_still >= limits.differ_s:
+                said = f"one engine with requests has stood for {engine_still:.0f} s, others move"
+                return self._say(snapshot, "suspect", [*reasons, said, *self._no_sign(signs)], signs, live)
+            held = [*signs.against] if signs.facts and signs.against and not (host or logged) else []
+            return self._say(snapshot, "suspect" if held else "healthy", [*reasons, *held], signs, live)
+        said = f"{by} have stood for {still_s:.1f} s"
+        if not movement.moved and still_s < limits.suspect_most_s * 4:
+            self._pending_silence = still_s
+        working = [track for track in self._tracks.values() if track.works]
+        if host or logged:
+            return self._say(snapshot, "healthy", [*reasons, said, host or logged], signs, live)
+        if working and still_s < limits.working_s and not signs.signals:
+            words = "; ".join(device_words(track.newest) for track in working if track.newest)
+            return self._say(snapshot, "healthy", [*reasons, said, f"the cards work ({words})"], signs, live)
+        return self._say(snapshot, "suspect", [*reasons, said, *self._no_sign(signs)], signs, live)
+
+    def _no_sign(self, signs: Signs) -> list[str]:
+        """Why it is not called hung."""
+        idle = [track for track in self._tracks.values() if track.idle_s() >= self.limits.idle_s]
+        found = [*signs.against, *signs.facts]
+        if idle and len(idle) == len(self._tracks):
+            words = "; ".join(device_words(track.newest) for track in idle if track.newest)
+            found.append(f"the cards are idle: nothing stands on the device, look at the host ({words})")
+        if not found:
+            missing = ", ".join(dict.fromkeys(blind.signal for blind in signs.blind))
+            found.append("no sign from the device" + (f"; blind: {missing}" if missing else ""))
+        return found
+
+    def _recovered(self, demand: bool) -> str:
+        limits = self.limits
+        if not self._moves:
+            return ""
+        span = self._movement.now - self._moves[0]
+        if span < limits.recover_s:
+            return ""
+        last = self._movement.now - self._moves[-1]
+        if not demand:
+            return f"recovered: it moved and has nothing left to do for {last:.1f} s"
+        if (
+            len(self._moves) >= limits.recover_moves
+            and self._moves[-1] - self._moves[0] >= limits.recover_s
+            and last < limits.suspect_s
+        ):
+            return f"recovered: {len(self._moves)} movements in {span:.1f} s"
+        return ""
+
+    def _blind(self, snapshot: Snapshot, signs: Signs, still_s: float, demand: bool) -> None:
+        """Name each signal that says nothing here, or says what is not so."""
+        engine, log, blind = snapshot.engine, snapshot.log, signs.blind
+        suspicious = bool(signs.signals) or (demand and still_s >= self.limits.suspect_s)
+        if engine is None:
+            blind.append(Blind("/metrics", "not looked at"))
+        elif engine.error:
+            blind.append(Blind("/metrics", engine.error))
+        else:
+            if engine.generation_tokens is None and engine.iterations is None:
+                blind.append(Blind("/metrics", "token and iteration counters are not exported"))
+            if engine.running is None:
+                blind.append(Blind("vllm:num_requests_running", "not exported"))
+        if engine is not None and engine.health == 200 and suspicious:
+            blind.append(Blind("/health", "answers 200 while nothing moves: it only tells whether the engine died"))
+        elif engine is not None and engine.health is None:
+            blind.append(Blind("/health", "did not answer"))
+        if log is None:
+            blind.append(Blind("log", "no log of the server is known"))
+        elif log.error:
+            blind.append(Blind("log", log.error))
+        elif log.stats_age_s is None:
+            blind.append(Blind("stats line", "none was seen (they come every 10 s, at INFO, while it is not idle)"))
+        elif suspicious and log.stats_age_s > 25.0:
+            blind.append(Blind("stats line", f"none for {log.stats_age_s:.0f} s: the logger stands with the engine"))
+        if not snapshot.processes:
+            blind.append(Blind("processes", "none of the server is seen here: an end would only show at /health"))
+        if snapshot.canary_age_s is None and snapshot.canary_waiting_s is None:
+            blind.append(Blind("canary", "no completion of our own is sent"))
+
+    # -- the answer --------------------------------------------------------------------------------------------------------------
+
+    def _say(self, snapshot: Snapshot, state: ServerState, reasons: list[str], signs: Signs, live: int | None) -> Assessment:
+        if state != "starting" and self._restart and state not in ("exited", "crashed"):
+            self._restart = ""
+        if state == "healthy" and self._movement.moved and self._pending_silence:
+            # A silence that ended by itself: the next one may be as long before it is suspect. Old ones fade.
+            self._longest_silence = max(0.9 * self._longest_silence, self._pending_silence)
+            self._pending_silence = 0.0
+        elif state == "hung":
+            self._pending_silence = 0.0
+        self.state = state
+        since = self._movement.moved_at
+        if since is None:
+            since = self._began if self._began is not None else snapshot.at
+        seen: dict[str, Blind] = {}
+        for blind in (*snapshot.blind, *signs.blind):
+            seen.setdefault(blind.signal, blind)
+        return Assessment(
+            state=state,
+            at=snapshot.at,
+            since=min(since, snapshot.at),
+            reasons=tuple(reasons),
+            device_signals=tuple(signs.signals),
+            blind=tuple(seen.values()),
+            live_requests=live,
+        )
+
+
+def _gone(one: ProcessSample) -> str:
+    how = f" with status {one.exit_status}" if one.exit_status is not None else ""
+    return f"process {one.pid} ({one.role}) is gone{how}"
