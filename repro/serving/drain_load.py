@@ -139,7 +139,7 @@ class DrainLoad:
         return ended
 
     def learn(self, engine: EngineSample | None = None, steps: Sequence[RecordedStep] = ()) -> None:
-        """Tell what the engine does, from any thread: a reading of its counters, steps of a worker's ring (known ones are left out)."""
+        """Tell what the engine does, from any thread: a reading of its counters, a ring's steps (known ones are left out)."""
         self._learner.tell(engine, steps)
 
     def sample(self) -> LoadSample:
@@ -336,7 +336,7 @@ class DrainLoad:
             finish_reason=stream.finish_reason,
             status=stream.status,
             text_sha256=outcome.text_sha256 if outcome is not None else None,
-            detail=one.why if kind == "cancelled" and one.why else outcome.detail if outcome is not None else "",
+            detail=(one.why or "the load was stopped") if kind == "cancelled" or outcome is None else outcome.detail,
         )
         stream.forget()
 

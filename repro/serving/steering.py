@@ -5,8 +5,8 @@ A window is reached as
   decode slots of length zero as there are padded requests;
 - *computed*: the engine's own counters show iterations while exactly so many requests ran (``running`` equal in two readings,
   nothing waiting, nothing finished in between), and exactly so many of our streams were open; the graph is computed;
-- *inferred*: as many run and are open, and nothing has moved since: whether a step of that size was launched is not known. Or, where
-  nothing is known of the engine: tokens came on exactly so many open streams; who else ran is not known. This is **not** reached;
+- *inferred*: as many run and are open, and nothing has moved since: whether a step of that size was launched is not known. Or,
+  where nothing is known of the engine: tokens came on exactly so many open streams; who else ran is not known. **Not** reached;
 - *not reached* otherwise.
 
 With MTP a request takes 1 to next_n tokens a step, so who leaves when is not known beforehand. Corrections: where those to
@@ -17,6 +17,7 @@ evidence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -165,8 +166,7 @@ class WaveSteering:
         self._engine_seen |= bool(seen.steps) or (seen.engine is not None and not seen.engine.error)
         if seen.engine is not None:
             self._read(seen.engine, len(tokens), seen.last_token_at)
-        if not self._engine_seen:
-            self._read_client(tokens)
+        self._read_client(tokens)
         self._measure_rate(seen)
         return self._decide(seen)
 
@@ -205,7 +205,9 @@ class WaveSteering:
     def _read_client(self, tokens: dict[str, int]) -> None:
         """Without a word from the engine: steps that the tokens of exactly these streams need, less two that were under way."""
         for one in self._windows:
-            if len(tokens) == one.aim.live:
+            if self._engine_seen:
+                one.client_steps = 0
+            elif len(tokens) == one.aim.live:
                 least = min(tokens[name] - self._open_tokens[name] for name in tokens)
                 one.client_steps = max(one.client_steps, least // (self.mtp + 1) - 2)
 
@@ -272,7 +274,9 @@ class WaveSteering:
 
 
 def _grown(before: float | None, now: float | None) -> int:
-    return int(now - before) if before is not None and now is not None and now > before else 0
+    if before is None or now is None or not math.isfinite(now - before):
+        return 0
+    return max(int(now - before), 0)
 
 
 def _counted(one: _Window, engine_seen: bool) -> WindowCount:
