@@ -234,10 +234,10 @@ def output_file(pid: int, root: Path = Path("/proc")) -> Path | Unread:
         link = root / str(pid) / "fd" / str(number)
         try:
             target = os.readlink(link)
-            found = link.stat()
+            found = link.stat() if target.startswith("/") else None
         except OSError as error:
             return Unread(what, error.strerror or str(error), "Run as the process's user or as root, or name the file: --log FILE")
-        if not stat.S_ISREG(found.st_mode):
+        if found is None or not stat.S_ISREG(found.st_mode):
             instead = instead or target
             continue
         for candidate in (Path(target), root / str(pid) / "root" / target.lstrip("/")):
