@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,9 +15,10 @@ from ..errors import DeadlineError, EvidenceError, UnavailableError
 from .agent_show import read_agents, read_document
 from .atomic import write_atomic
 
-__all__ = ["AskedLaunch", "RowStates", "ask_row_states", "row_state_lines", "the_one_alive"]
+__all__ = ["AskedLaunch", "Released", "RowStates", "ask_release", "ask_row_states", "row_state_lines", "the_one_alive"]
 
 POLL_S = 0.02
+_Answer = TypeVar("_Answer", bound=BaseModel)
 _Int = Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)]
 
 
@@ -46,6 +47,18 @@ class RowStates(BaseModel):
     stalled_s: float
 
 
+class Released(BaseModel):
+    """The agent's answer to a request to release: launches released, why no more, and how its guard stands."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    released: int = Field(ge=0, le=1 << 31)
+    why_no_more: str = Field(default="", max_length=4000)
+    guard: bool = False
+    guard_needed: bool | None = None
+    stalled_s: float = 0.0
+
+
 def the_one_alive(folder: Path, pid: int | None) -> str:
     """Name of the agent to ask (``PID-START``): that of ``pid``, or the only one that is running.
 
@@ -66,14 +79,26 @@ def ask_row_states(folder: Path, name: str, *, timeout: float = 2.0, clock: Cloc
     Raises DeadlineError (no answer), UnavailableError (it answers that it cannot, in its words), EvidenceError (no sense in it),
     RunStoreError (the folder cannot be written).
     """
+    return _checked(*_asked(folder, name, {}, timeout, clock), RowStates)
+
+
+def ask_release(folder: Path, name: str, *, guard: bool, timeout: float = 3.0, clock: Clock = SYSTEM) -> Released:
+    """Ask the agent ``name`` to release the known wait, under the conditions of its rescue; ``guard``: and to arm its guard first.
+
+    It works for 0.6 s at most and answers; ask again while launches are released. Raises as ``ask_row_states``.
+    """
+    return _checked(*_asked(folder, name, {"kind": "release", "guard": guard}, timeout, clock), Released)
+
+
+def _asked(folder: Path, name: str, request: dict[str, Any], timeout: float, clock: Clock) -> tuple[dict[str, Any], Path]:
     token = secrets.token_hex(8)
     answer = folder / f"answer-{name}.json"
-    write_atomic(folder / f"ask-{name}.json", json.dumps({"id": token}).encode())
+    write_atomic(folder / f"ask-{name}.json", json.dumps({"id": token, **request}).encode())
     deadline = Deadline(timeout, clock)
     while True:
         document = read_document(answer) if os.path.lexists(answer) else {}
         if document.get("id") == token:
-            return _checked(document, answer)
+            return document, answer
         if deadline.expired:
             raise DeadlineError(
                 f"the agent {name} did not answer within {timeout:g} s",
@@ -82,11 +107,11 @@ def ask_row_states(folder: Path, name: str, *, timeout: float = 2.0, clock: Cloc
         clock.sleep(POLL_S)
 
 
-def _checked(document: dict[str, Any], path: Path) -> RowStates:
+def _checked(document: dict[str, Any], path: Path, kind: type[_Answer]) -> _Answer:
     if "error" in document:
         raise UnavailableError(f"the agent cannot read the row states: {str(document['error'])[:300]}")
     try:
-        return RowStates.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         raise EvidenceError(

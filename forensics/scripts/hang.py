@@ -252,4 +252,5 @@ def main() -> None:
     stage("done")
 
 
-main()
+if not SETTINGS.get("library"):  # release.py takes the functions alone
+    main()
