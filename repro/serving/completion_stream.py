@@ -241,6 +241,8 @@ class CompletionStream:
                 break
         if self.finish_reason is None:
             return "reset", "the stream ended before the answer did"
+        if self.finish_reason in ("abort", "error"):
+            return "server-error", f"the server ended the request: {self.finish_reason}"
         return "completed", ""
 
     def _take(self, chunk: CompletionChunk) -> None:

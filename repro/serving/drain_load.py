@@ -108,6 +108,7 @@ class DrainLoad:
         self._tokens_before = 0
         self._last_token_at: float | None = None
         self._faults: Counter[str] = Counter()
+        self._details: dict[str, str] = {}
         self._done = False
         self._lock = threading.Lock()
 
@@ -172,6 +173,10 @@ class DrainLoad:
         """Every window aimed at, with how it was reached and in how many waves; the current wave counts so far."""
         steering = self._steering
         return count_windows([*self._waves, *([steering.windows()] if steering is not None else [])])
+
+    def fault_details(self) -> dict[str, str]:
+        """By kind of client fault, what the newest of them said (HTTP status and message, say)."""
+        return dict(self._details)
 
     @property
     def wave(self) -> str:
@@ -324,6 +329,7 @@ class DrainLoad:
         kind = outcome.kind if outcome is not None else "cancelled"
         if kind in FAULTS:
             self._faults[kind] += 1
+            self._details[kind] = outcome.detail if outcome is not None else ""
         if outcome is not None and outcome.accepted_at is not None and not outcome.tokens:
             self._write("accepted", id=one.spec.id, at=outcome.accepted_at)
         self._write(

@@ -163,7 +163,7 @@ class WaveSteering:
         for step in seen.steps:
             for one in self._windows:
                 one.ring_steps += step_in_window(step, one.aim)
-        self._engine_seen |= bool(seen.steps) or (seen.engine is not None and not seen.engine.error)
+        self._engine_seen |= bool(seen.steps) or (seen.engine is not None and seen.engine.running is not None)
         if seen.engine is not None:
             self._read(seen.engine, len(tokens), seen.last_token_at)
         self._read_client(tokens)
@@ -181,8 +181,8 @@ class WaveSteering:
 
     def _read(self, now: EngineSample, live: int, last_token_at: float | None) -> None:
         """Compare two readings of the counters; each window gets what happened between them, if it held in both."""
-        before, self._before = self._before, None if now.error else now
-        if before is None or now.error or now.at <= before.at:
+        before, self._before = self._before, now
+        if before is None or now.at <= before.at:
             return
         for one in self._windows:
             if now.running != one.aim.live or live != one.aim.live:

@@ -38,7 +38,7 @@ class CompletionsServer:
     """Its troubles, and ``wedge_at``: with so many running the engine stops for ever.
 
     ``trouble``: "", "429", "503", "500", "404", "reset", "stall", "slow-headers", "garbage", "not-json", "endless-line",
-    "endless", "error-event", "gzip", "too-many-tokens", "backwards", "cut".
+    "endless", "error-event", "abort", "gzip", "too-many-tokens", "backwards", "cut".
     """
 
     trouble: str = ""
@@ -204,6 +204,8 @@ async def _troubled(trouble: str) -> AsyncIterator[bytes]:
     elif trouble == "error-event":
         yield chunk % 1
         yield b'data: {"error": {"message": "EngineCore encountered an issue.", "code": 500}}\n\ndata: [DONE]\n\n'
+    elif trouble == "abort":
+        yield chunk.replace(b"null", b'"abort"') % 1 + b"data: [DONE]\n\n"
     elif trouble == "too-many-tokens":
         yield chunk % (1 << 40)
     elif trouble == "backwards":

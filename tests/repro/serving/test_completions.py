@@ -55,6 +55,7 @@ def test_the_same_prompt_gives_the_same_answer_and_another_another() -> None:
         ("not-json", "malformed", 0),
         ("endless-line", "overrun", 0),
         ("error-event", "server-error", 1),
+        ("abort", "server-error", 1),
         ("gzip", "malformed", 0),
         ("too-many-tokens", "malformed", 0),
         ("backwards", "malformed", 2),

@@ -213,6 +213,8 @@ def test_every_trouble_ends_as_a_client_fault(tmp_path: Path, trouble: str, kind
     with serving(CompletionsServer(trouble=trouble)) as server:
         load = run(DrainLoad(server.url, "m", plan, folder=tmp_path, counters=server.counters), 15)
     assert load.sample().faults == {kind: 4}
+    assert set(load.fault_details()) == {kind}
+    assert load.fault_details()[kind]
     assert not load.windows()[0].reached
     assert {record.kind for record in read_requests(load.records).values()} == {kind}
 

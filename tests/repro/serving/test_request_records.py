@@ -81,7 +81,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_the_writer_appends_is_private_and_bounded(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "requests.jsonl"
     writer = RecordWriter(path, max_bytes=200)
-    writer.write("sent", **{name: value for name, value in SENT.items() if name != "event"})
+    writer.write("sent", id="a", wave="w", at=1.0, prompt_sha256="p", max_tokens=4)
     for count in range(1, 100):
         writer.write("tokens", bounded=True, id="a", at=[1.0], n=[count], ids=[[count]])
     writer.write("end", id="a", at=2.0, kind="completed")

@@ -128,13 +128,18 @@ def test_counters_compute_a_window() -> None:
         counters(1.5, 3, 100.0),
         counters(1.5, 3, 90.0),
         counters(1.5, 3, 140.0, generation_tokens=300.0),
-        counters(1.5, 3, 140.0, error="timed out"),
+        EngineSample(at=1.5, error="timed out"),
         counters(0.9, 3, 140.0),
     ],
 )
 def test_counters_that_do_not_show_it_compute_nothing(second: EngineSample) -> None:
     (count,) = _two(counters(1.0, 3, 100.0), second).windows()
     assert (count.how, count.reached) == ("not reached", False)
+
+
+def test_a_reading_with_something_missing_counts_by_what_it_has() -> None:
+    (count,) = _two(counters(1.0, 3, 100.0), counters(1.5, 3, 140.0, error="spec_decode: not exported")).windows()
+    assert (count.how, count.steps) == ("computed", 40)
 
 
 def test_requests_of_others_are_no_window_of_ours() -> None:
