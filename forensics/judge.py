@@ -69,13 +69,52 @@ def judge(state: DeviceState, views: Sequence[GridView], *, hung: bool) -> Judge
     if inside is not None and inside.cause == "cluster-peer" and not any(grid.model for grid in spinning):
         return _inside(inside, waits, hung=hung)
     judged = [_judge_grid(grid, views, hung=hung) for grid in spinning]
-    proven = [item for item in judged if item.class_ != "unknown"]
+    if inside is not None and judged and all(_waits_outside(item) for item in judged):
+        # A wait inside one GPU explains why another rank spins; the other way round it does not.
+        return _with(_inside(inside, waits, hung=hung), waits, ledger, judged)
     if judged:
-        best = (proven or judged)[0]
-        return _with(best, waits, ledger, [item for item in judged if item is not best])
+        best = min(judged, key=_rank_of)  # the first of equals
+        others = [item for item in judged if item is not best]
+        if best.class_ == "gpu-crossrank-spin" and best.cause is None:
+            best = _peer_behind(best, state, views)
+        return _with(_placed(best, state), waits, ledger, others)
     if inside is not None:
         return _inside(inside, waits, hung=hung)
     return _nobody_waits(views, waits, ledger, hung=hung)
+
+
+def _waits_outside(item: Judged) -> bool:
+    """Whether what the grid waits for is written by another GPU or the host: it is somebody's victim, whoever that is."""
+    wait = item.primary
+    if item.view is None:
+        return False
+    return bool(_COLLECTIVE.search(base_name(item.view.grid.kernel))) or (wait is not None and wait.loop.scope == "sys")
+
+
+def _rank_of(item: Judged) -> tuple[int, bool]:
+    """How near a grid's wait is to the culprit: inside its own GPU before waits for somebody outside; what is not proven last."""
+    if item.class_ == "unknown":
+        return 3, False
+    return (2 if _waits_outside(item) else 1), item.cause is None
+
+
+def _peer_behind(best: Judged, state: DeviceState, views: Sequence[GridView]) -> Judged:
+    """A rank that polls a peer, and another device of the process that was read and has no block at all: that peer has not come."""
+    assert best.view is not None
+    busy = {view.grid.device for view in views if view.ctas or view.grid.ctas is None or not view.grid.complete}
+    idle = sorted(set(state.devices) - busy)
+    if not idle:
+        return best
+    who = "device " + " and ".join(map(str, idle))
+    return replace(
+        best, cause="peer-behind", sentence=f"{best.sentence}; {who} was read and has no resident block: it has not come"
+    )
+
+
+def _placed(best: Judged, state: DeviceState) -> Judged:
+    """The sentence with the device, where more than one was read."""
+    several = len(state.devices) > 1 and best.view is not None
+    return replace(best, sentence=f"device {best.view.grid.device}: {best.sentence}") if several and best.view else best
 
 
 def _grid(state: DeviceState, view: GridView) -> _Grid:
@@ -85,9 +124,13 @@ def _grid(state: DeviceState, view: GridView) -> _Grid:
 
 
 def _with(best: Judged, waits: tuple[Wait, ...], ledger: tuple[LedgerGroup, ...], others: list[Judged]) -> Judged:
-    notes = tuple(f"also: {item.sentence}" for item in others)
+    held = not _waits_outside(best)
+    notes = tuple(
+        f"also: {item.sentence}" + ("; it waits for the rank that is held, and is not the culprit" if held and _waits_outside(item)
+        else "") for item in others
+    )  # fmt: skip
     cause = best.cause
-    if any(item.class_ == best.class_ and item.cause != cause and item.cause is not None for item in others):
+    if any(item.class_ == best.class_ and item.cause not in (cause, None) for item in others):
         cause, notes = None, (*notes, "several grids wait for different causes")
     return replace(best, waits=waits, ledger=ledger, cause=cause, notes=(*best.notes, *notes))
 

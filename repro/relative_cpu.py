@@ -21,7 +21,7 @@ from ..forensics.records import CLASSES, Diagnosis, Evidence, Verdict, Window
 from ..forensics.wrong_rows import PUBLISHED, explain_wrong_rows
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE
 from ..scenarios.drain import DrainPlan, decode_steps
-from ..scenarios.launches import DrainBatches, HostLaunch, Launch, Row
+from ..scenarios.launches import CrossRank, DrainBatches, HostLaunch, Launch, Row
 from .interpreted_state import interpreted_state
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..kernels.reference import RowVerdict
     from ..kernels.sass.topk import TopKRun
 
-__all__ = ["Ended", "Tried", "judge_row"]
+__all__ = ["Ended", "Keep", "Tried", "judge_row"]
 
 #: Adds an artefact: (kind, file name, content) -> what the diagnosis cites. Without one nothing is written.
 Keep = Callable[[str, str, "bytes | str"], Evidence]
@@ -98,6 +98,11 @@ def judge_row(
         ended = _host(row.what)
     elif isinstance(row.what, DrainBatches):
         ended = _batches(row.what)
+    elif isinstance(row.what, CrossRank):
+        from .crossrank_cpu import judge_cross_rank
+
+        diagnosis, detail = judge_cross_rank(row.what, row.kernel, sm=sm, keep=keep, deadline=deadline)
+        ended = Ended(diagnosis, detail)
     else:
         return _launches(row, row.what, sm, seed, count_all, keep, deadline, progress)
     verdict = ended.diagnosis.verdict

@@ -13,7 +13,7 @@ from ..clock import SYSTEM, Clock, Deadline, utc_stamp
 from ..errors import NoDriverError, ReproError, UsageError
 from ..forensics.records import Evidence
 from ..reports.document import ReportSource, verdict_words
-from ..scenarios.launches import DrainBatches, HostLaunch, Launch, Row
+from ..scenarios.launches import CrossRank, DrainBatches, HostLaunch, Launch, Row
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
 from .drain_flags import parse_arch, parse_expectation
@@ -53,7 +53,7 @@ def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str
         found = named[0]
     if kernel is None:
         return found
-    if not isinstance(found.what, Launch):
+    if not isinstance(found.what, Launch | CrossRank) or (isinstance(found.what, CrossRank) and found.what.held is None):
         raise UsageError(f"row {found.name} launches no kernel: --kernel does not apply")
     return replace(found, kernel=kernel)
 
@@ -64,6 +64,12 @@ def _what_lines(row: Row, sm: int) -> list[str]:
         return [f"computed: {what.rows} rows of {what.stride}, k {what.top_k}, on {what.device}, launcher of vLLM {what.release}"]
     if isinstance(what, DrainBatches):
         return [f"computed: the drain plan with {dict(what.plan)}, producer {what.producer}, sm_{what.sm}"]
+    if isinstance(what, CrossRank):
+        rank_0 = f"{row.kernel}, then the all-reduce" if what.held is not None else "nothing"
+        read = " and ".join(f"rank {rank}" for rank in what.devices)
+        return [
+            f"two interpreted sm_{sm} devices over one memory; rank 0 launches {rank_0}; rank 1 the all-reduce; read: {read}",
+        ]
     case = what.case
     slots = f"{what.resident} CTA slots" if what.resident else "room for all CTAs"
     order = "one order of execution" if what.schedule == "smallest-pc" else f"up to {what.schedules} random orders of execution"

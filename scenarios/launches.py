@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..kernels.topk_cases import TopKCase, make_row
 
-__all__ = ["BOTH", "DrainBatches", "Grounds", "HostLaunch", "Launch", "LeftoverCase", "Row", "long_row"]
+__all__ = ["BOTH", "CrossRank", "DrainBatches", "Grounds", "HostLaunch", "Launch", "LeftoverCase", "Row", "long_row"]
 
 Schedule = Literal["smallest-pc", "random", "priority"]
 Grounds = tuple[Literal["cpu", "gpu"], ...]
@@ -84,6 +84,17 @@ class DrainBatches:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossRank:
+    """Two ranks, an all-reduce over peer memory behind rank 0's launch of ``held`` (None: rank 0's host launches nothing).
+
+    Rank 1 is in the all-reduce from the start. ``devices``: whose GPU is read, by rank.
+    """
+
+    held: Launch | None
+    devices: tuple[int, ...] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One row of a scenario's matrix. ``class_`` and ``cause``: what a run of it must be diagnosed as (``not-hung`` for a row
     that ends well). ``fixed``: the row is a repair or a healthy control. ``kernel``: as after ``--kernel``.
@@ -91,7 +102,7 @@ class Row:
     """
 
     name: str
-    what: Launch | HostLaunch | DrainBatches
+    what: Launch | HostLaunch | DrainBatches | CrossRank
     class_: str
     text: str
     cause: str | None = None

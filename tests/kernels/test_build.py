@@ -98,7 +98,7 @@ def test_the_cache_saves_the_second_compilation(cache_root: Path, monkeypatch: p
             builtin_image("guard", 120, 1024, 2)
 
 
-@pytest.mark.parametrize("source", ["persistent_topk.cu", "patients.cu"])
+@pytest.mark.parametrize("source", ["persistent_topk.cu", "patients.cu", "companions.cu"])
 def test_a_cubin_does_not_depend_on_when_and_where_it_was_made(source: str, cache_root: Path) -> None:
     # NVRTC puts the time and the process into the names of entities with internal linkage: there must be none.
     expressions = ("dsv4_repro::persistent::persistent_topk_kernel<512, 4u>",) if source == "persistent_topk.cu" else ()

@@ -51,6 +51,19 @@ def test_after_a_hang_the_next_command_is_told_on_one_line(tmp_path: Path, capsy
     assert line == f"next: {command}"
 
 
+def test_a_dump_of_two_devices_is_judged_again_on_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(["run", "crossrank", "--fix", "held-by-a-barrier", "--out", str(folder), "--json"]) == 3
+    capsys.readouterr()
+    dump = folder / "evidence" / "interpreted.nvcudmp"
+    assert main(["autopsy", str(dump), "--json"]) == 3
+    found = document(capsys)
+    assert isinstance(found["verdict"], dict)
+    assert isinstance(found["waits"], list)
+    assert (found["verdict"]["class"], found["verdict"]["cause"]) == ("gpu-spin-barrier", "peer-left")
+    assert {wait["device"] for wait in found["waits"]} == {0, 1}
+
+
 def test_a_wrong_answer_is_another_failure_and_a_fix_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "histogram-ring", "--out", str(tmp_path / "a"), "--json"]) == 4
     capsys.readouterr()

@@ -20,6 +20,8 @@ SHIPPED = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and row.k
 #: Pairs that device evidence cannot tell apart, with the reason.
 SAME_DEVICE_STATE = {
     frozenset({"drain", "victim"}): "the same defect in the same kernel: what differs is whom the host blames",
+    frozenset({"crossrank", "drain"}): "the held rank's kernel is the drain's: what differs is that another rank waits for it",
+    frozenset({"crossrank", "victim"}): "the held rank's kernel is the drain's, and so is the victim's culprit",
 }
 
 
@@ -94,6 +96,21 @@ def test_the_victim_is_never_named_as_culprit() -> None:
     assert diagnosis.verdict.signature == "vllm-51593"
     host = next(link for link in diagnosis.chain if link.link == "host")
     assert "sparse_mla" in host.text
+
+
+def test_the_held_rank_is_named_and_never_the_spinning_one() -> None:
+    entry = scenario("crossrank")
+    diagnosis = judge_row(choose_row(entry, "held-by-a-barrier", None)).first.diagnosis
+    assert diagnosis.verdict.sentence.startswith("device 0: ")
+    assert "cross_rank" not in diagnosis.verdict.sentence
+    assert diagnosis.verdict.signature == "vllm-51593"
+    assert {wait.device for wait in diagnosis.waits} == {0, 1}
+    notes = diagnosis.document()["notes"]
+    assert any("not the culprit" in note for note in notes)
+    alone = judge_row(choose_row(entry, "only-the-spinning-rank-read", None)).first.diagnosis
+    assert (alone.verdict.cause, alone.document()["ranks_not_read"]) == (None, [0])
+    behind = judge_row(choose_row(entry, "peer-has-not-come", None)).first.diagnosis
+    assert "device 0 was read and has no resident block" in behind.verdict.sentence
 
 
 def test_choosing_a_row() -> None:
