@@ -12,7 +12,7 @@ Several may run at once with their own ``--gpu`` and ``--port``. Parts, by the s
 * no MTP: ``control`` (the same drains).
 
 A part that fails is told and the others go on; a server that does not recover is ended and started again for the next part.
-Another server program: ``--command "python tests/standin --port {port}"``.
+Another server program: ``--command "python tests/standin serve tiny"``; flags and port are added.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FLAGS = [
 ]  # fmt: skip
 MTP = ["--speculative-config", '{"method":"mtp","num_speculative_tokens":1}']
 #: A stand-still of so long, with requests open, is called a wedge here, seconds.
-WEDGED_S = 4.0
+WEDGED_S = 6.0
 
 
 def say(text: str) -> None:
@@ -95,11 +95,10 @@ class Bench:
     # -- the server ----------------------------------------------------------------------------------------------------------
 
     def command(self, kind: str) -> list[str]:
-        if self.args.command:
-            return [word.replace("{port}", str(self.args.port)) for word in shlex.split(self.args.command)]
         more = [] if kind == "control" else MTP
         cache = ["--enable-prefix-caching"] if self.args.prefix_caching else ["--no-enable-prefix-caching"]
-        head = [self.args.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.args.model_dir)]
+        head = shlex.split(self.args.command)
+        head = head or [self.args.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.args.model_dir)]
         return [*head, *FLAGS, *more, *cache, "--port", str(self.args.port), *shlex.split(self.args.extra)]
 
     def environment(self, kind: str) -> dict[str, str]:
@@ -453,7 +452,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--model-dir", type=Path, default=None)
     parser.add_argument("--layers", type=int, default=2, help="of the dummy model, where none is given")
     parser.add_argument("--cache", type=Path, default=None, help="compile caches; two servers may share them")
-    parser.add_argument("--command", default="", help="another server program; {port} is put in")
+    parser.add_argument("--command", default="", help="another server program, up to its model; flags are added")
     parser.add_argument("--extra", default="", help="more flags of the server")
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--drains", type=int, default=50)
