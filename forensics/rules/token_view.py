@@ -187,7 +187,7 @@ def token_flow(view: View) -> TokenFlow:
     runs = tuple(_silenced(view, run) for run in found_runs)
     counters, refs = _counters(view)
     if counters == "moving" and any(run.state in ("frozen", "silent") for run in runs):
-        # A scrape carries no time: one from before the stand-still and one from within it differ too, and the log's last word stands.
+        # A scrape carries no time: one from before the stand-still and one from within it differ too. The log's last word stands.
         counters = "unplaced"
     repeats = 2 if view.case.metrics_repeat is not None else 1
     running, running_refs = _newest(view, "vllm:num_requests_running")

@@ -226,7 +226,7 @@ def test_one_engine_of_several_with_its_gpu_full(stuck_engine: int) -> None:
 @pytest.mark.parametrize("counter", ["vllm:generation_tokens_total", "vllm:iteration_tokens_total_count"])
 def test_scrapes_of_unknown_time_do_not_outrank_a_log_that_ends_in_a_stand_still(waits: int, counter: str) -> None:
     """One scrape from before the wedge and one from within it differ; that is no recovery."""
-    wait = "(EngineCore pid=2) INFO 03-01 10:0{}:30 [shm_broadcast.py:705] No available shared memory broadcast block found in 60 seconds.\n"
+    wait = "(EngineCore pid=2) INFO 03-01 10:0{}:30 [shm_broadcast.py:705] No available block found in 60 seconds.\n"
     log = stats(1, 23.4, 3, 0) + stats(2, 0.0, 3, 0) + "".join(wait.format(minute) for minute in range(3, 3 + waits))
     scrapes = "".join(
         f'=== metrics {number} ===\n{counter}{{engine="0"}} {value}.0\nvllm:num_requests_running{{engine="0"}} {running}.0\n'
