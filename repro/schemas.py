@@ -28,13 +28,16 @@ PUBLISHED: Mapping[str, tuple[str, str]] = {
     "explore": ("repro.campaign.documents", "ExploreDocument"),
     "hunt": ("repro.campaign.documents", "HuntDocument"),
     "list": ("repro.documents", "ListDocument"),
+    "load-plan": ("repro.serving.load_plan", "schema"),
     "minimise": ("repro.campaign.documents", "MinimiseDocument"),
     "relative-matrix": ("repro.campaign.documents", "MatrixDocument"),
+    "probe": ("repro.probe_verb", "probe_schema"),
     "run": ("repro.run_records", "RunRecord"),
     "selftest": ("repro.selftest", "SelftestReport"),
     "show": ("repro.documents", "ShowDocument"),
     "timeline-line": ("repro.run_records", "TimelineLine"),
     "verify": ("repro.campaign.documents", "VerifyDocument"),
+    "why": ("repro.why_document", "WhyDocument"),
     "verify-rows": ("repro.campaign.documents", "VerifyRowsDocument"),
 }
 

@@ -27,7 +27,7 @@ from ...scenarios.drain import DrainPlan, plan_requests
 from ..atomic import write_atomic
 from .completions import TOKEN_IDS, CompletionRequest, token_prompt
 
-__all__ = ["LOAD_SCHEMA", "Aim", "LoadPlan", "RequestSpec", "Wave", "padded_counts", "read_load_plan", "window"]
+__all__ = ["LOAD_SCHEMA", "Aim", "LoadPlan", "RequestSpec", "Wave", "padded_counts", "read_load_plan", "schema", "window"]
 
 LOAD_SCHEMA = "dsv4-repro/load-plan/1"
 #: Plan files larger than this are not read, bytes.
@@ -332,6 +332,15 @@ class LoadPlan(_Part):
             f"seed {self.seed}, plan {self.sha256[:12]}",
             *(f"aims at: {text}" for text in aims),
         ]
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of a plan document."""
+    document = LoadPlan.model_json_schema()
+    document["$id"] = LOAD_SCHEMA
+    document["properties"]["schema"] = {"const": LOAD_SCHEMA}
+    document["required"] = [*document["required"], "schema"]
+    return document
 
 
 def window(live: int, mtp: int, graph_sizes: Sequence[int], *, steps: int = 2, required: bool = True) -> Aim:

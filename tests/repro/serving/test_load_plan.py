@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dsv4_repro.errors import PlanError
+from dsv4_repro.repro.schemas import schema_of
 from dsv4_repro.repro.serving.load_plan import (
     LOAD_SCHEMA,
     MAX_PLAN_BYTES,
@@ -34,6 +36,13 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     again = read_load_plan(tmp_path / "plan.json")
     assert again == plan
     assert again.to_bytes() == plan.to_bytes() == (tmp_path / "plan.json").read_bytes()
+
+
+def test_a_plan_obeys_its_schema() -> None:
+    document = LoadPlan.from_drain(DrainPlan()).document()
+    jsonschema.validate(document, schema_of("load-plan"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "extra": 1}, schema_of("load-plan"))
 
 
 def test_the_first_wave_has_the_lengths_of_the_other_grounds() -> None:
