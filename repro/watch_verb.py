@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock, utc_stamp
 from ..errors import UnavailableError, UsageError
-from ..forensics.records import Diagnosis
+from ..forensics.records import Diagnosis, Evidence
 from .console import Screen, printable
 from .serving.exporter import Exporter, parse_listen
 from .serving.hang_actions import HangCommand, checked_webhook, redacted, send_webhook
@@ -105,7 +105,13 @@ def _capture(clock: Clock) -> Keep:
         for capture in captures:
             for artefact in capture.artefacts:
                 store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
-        return diagnose_server(captures, hang.snapshot, hang.assessment, store.evidence_folder, target=hang.target)
+        evidence = tuple(
+            Evidence(id=item.id, kind=item.kind, path=item.path, sha256=item.sha256, origin=item.origin, when=item.when)
+            for item in store.evidence
+        )
+        return diagnose_server(
+            captures, hang.snapshot, hang.assessment, store.evidence_folder, target=hang.target, evidence=evidence
+        )
 
     return keep
 

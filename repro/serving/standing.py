@@ -129,7 +129,9 @@ def standing(snapshots: Sequence[Snapshot], assessment: Assessment | None = None
     moved = (_moved(engines[0], engines[-1]) if len(engines) > 1 else []) + (_steps_moved(snapshots) if len(snapshots) > 1 else [])
     if moved:
         return Standing("healthy", tuple(moved[:6]), 0.0, "measured", live_requests=live)
-    if assessment is not None and assessment.state == "starting":
+    phase = next((item.log.phase for item in reversed(snapshots) if item.log is not None), "")
+    if assessment is not None and assessment.state == "starting" and (phase not in ("", "serving") or health not in (None, 200)):
+        # Nothing answers and no line says that it loads: that is not known, and not fine.
         return Standing("starting", assessment.reasons, live_requests=live)
     signals, against = _device_signals(snapshots) if snapshots else ([], [])
     still, known, why = _still(snapshots, history) if snapshots else (None, "not observed", [])

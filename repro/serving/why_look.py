@@ -28,7 +28,9 @@ __all__ = ["Look", "Observed", "deadline_of", "engine_above", "look", "observe"]
 
 #: Snapshots wanted, a second apart, and how long they are waited for.
 SNAPSHOTS = 3
+APART_S = 0.9
 WATCH_S = 5.0
+STOP_S = 0.3
 SOURCE_S = 4.0
 #: The classifier has what is left of so many seconds in all, at least ``JUDGE_S``.
 WHOLE_S = 9.0
@@ -99,24 +101,30 @@ class Look:
 
 
 def observe(target: ServerTarget, clock: Clock) -> Observed:
-    """The observer's snapshots over ``WATCH_S`` seconds at most, until there are three, and its last assessment."""
+    """Snapshots about a second apart, and the watchdog's last word: until there are three and its state says something, for
+    ``WATCH_S`` seconds at most."""
     from .observer import Observer
 
-    observer = Observer(target, emit=lambda *_args, **_fields: None, clock=clock)
+    observer = Observer(target, clock=clock)
     seen: list[Snapshot] = []
-    assessment: Assessment | None = None
+    last: tuple[Snapshot, Assessment] | None = None
     deadline = Deadline(WATCH_S, clock)
     observer.start()
     try:
-        while len(seen) < SNAPSHOTS and not deadline.expired:
+        while not deadline.expired:
             clock.sleep(0.1)
-            latest = observer.latest()
-            if latest is not None and (not seen or latest[0].at > seen[-1].at):
-                seen.append(latest[0])
-                assessment = latest[1]
+            last = observer.latest() or last
+            if last is None or not (last[0].engine is not None or last[0].progress or last[0].devices or last[0].blind):
+                continue
+            if not seen or last[0].at >= seen[-1].at + APART_S:
+                seen.append(last[0])
+            if len(seen) >= SNAPSHOTS and last[1].state in ("hung", "crashed", "exited", "healthy"):
+                break
     finally:
-        observer.stop()
-    return seen, assessment
+        observer.stop(STOP_S)
+    if last is not None and (not seen or last[0].at > seen[-1].at):
+        seen.append(last[0])
+    return seen, last[1] if last is not None else None
 
 
 def _engine_environment(target: ServerTarget, proc: Path) -> tuple[dict[str, str] | None, str]:
