@@ -149,7 +149,7 @@ class LogTail:
         *whole, self._rest = _BREAK.split(data)
         if skipped and whole:
             # The rest of a line whose beginning was skipped.
-            skipped += len(whole[0])
+            skipped += len(whole[0]) + 1
             whole = whole[1:]
         if len(self._rest) > 4 * MOST_LINE:
             whole.append(self._rest)

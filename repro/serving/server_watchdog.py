@@ -109,9 +109,14 @@ class ServerWatchdog:
         engine, log, load = snapshot.engine, snapshot.log, snapshot.load
         if engine is not None and engine.health == 200:
             return True
-        if load is not None and load.tokens > 0:
+        if load is not None and self._movement.load is not None and self._movement.moved and self._movement.load.looks == 0:
             return True
-        if log is not None and ("serving" in log.events or log.phase == "serving" or (log.stats_running or 0) > 0):
+        # After a restart the log's last words may still be those of the server before.
+        if (
+            log is not None
+            and not self._restart
+            and ("serving" in log.events or log.phase == "serving" or (log.stats_running or 0) > 0)
+        ):
             return True
         return any(progress.begun > 0 for progress in snapshot.progress)
 
@@ -300,8 +305,6 @@ class ServerWatchdog:
         limit = min(max(limits.suspect_s, 1.5 * self._longest_silence), limits.suspect_most_s)
         tokens_s, _ = movement.still(tokens_only=True)
         if still_s < limit:
-            if movement.moved and self.state == "suspect":
-                reasons.append("it moves again")
             engine = snapshot.engine
             admits = engine is None or engine.running != 0 or not engine.waiting
             if tokens_s >= limits.thrash_s and movement.tokens is not None and (movement.preempted or not admits):
@@ -312,6 +315,8 @@ class ServerWatchdog:
                 said = f"one engine with requests has stood for {engine_still:.0f} s, others move"
                 return self._say(snapshot, "suspect", [*reasons, said, *self._no_sign(signs)], signs, live)
             held = [*signs.against] if signs.facts and signs.against and not (host or logged) else []
+            if movement.moved and self.state == "suspect" and not held:
+                reasons.append("it moves again")
             return self._say(snapshot, "suspect" if held else "healthy", [*reasons, *held], signs, live)
         said = f"{by} have stood for {still_s:.1f} s"
         if not movement.moved and still_s < limits.suspect_most_s * 4:
