@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from .options import Common, PlanFlags, RelativeFlags, RunFlags, flags
+from .options import Common, PlanFlags, RelativeFlags, RunFlags, ServerFlags, flags
 
 __all__ = ["register", "relatives"]
 
@@ -49,17 +49,21 @@ def register(app: typer.Typer) -> None:
     )
 
     @run.command(short_help="A draining MTP batch wedges the persistent top-k (vLLM #51593).")
-    @flags(Common, PlanFlags, RunFlags)
-    def drain(common: Common, plan: PlanFlags, run: RunFlags) -> int:
+    @flags(Common, PlanFlags, RunFlags, ServerFlags)
+    def drain(context: typer.Context, common: Common, plan: PlanFlags, run: RunFlags, server: ServerFlags) -> int:
         """A draining MTP batch wedges the persistent top-k (vLLM #51593).
 
-        Runs on a GPU if one is free, else the kernel's machine code is interpreted on the CPU.
+        Runs on a GPU if one is free, else the kernel's machine code is interpreted on the CPU. With --model or --url a real
+        server is drained: one that is started here, or one that runs.
 
         Exit status: 3 hang, 0 clean with the danger window reached, 5 window not reached.
         """
         from .drain_run import run_drain
 
-        return run_drain(common, plan, run)
+        asked = frozenset(
+            name for name in ("dump", "unwedge") if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        )
+        return run_drain(common, plan, run, server, asked=asked)
 
     for name, about in relatives().items():
         _add(run, name, about)

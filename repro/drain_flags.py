@@ -13,7 +13,7 @@ from .exits import Expectation
 if TYPE_CHECKING:
     from .options import PlanFlags, RunFlags
 
-__all__ = ["build_plan", "command_of", "kernel_spec", "parse_arch", "parse_expectation"]
+__all__ = ["build_plan", "command_of", "kernel_spec", "parse_arch", "parse_expectation", "plan_words"]
 
 
 def parse_arch(text: str) -> int:
@@ -33,7 +33,7 @@ def build_plan(flags: PlanFlags, seed: int | None) -> DrainPlan:
     return base.replace(**given) if given else base
 
 
-def _plan_words(plan: DrainPlan) -> list[str]:
+def plan_words(plan: DrainPlan) -> list[str]:
     """The flags that make this plan, without those that say what is so anyway; the seed always."""
     default, words = DrainPlan(), ["--seed", str(plan.seed)]
     for name, value in plan.model_dump().items():
@@ -62,7 +62,7 @@ def command_of(plan: DrainPlan, flags: RunFlags, ground: str, kernel: str) -> tu
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             words += [f"--{flag}", str(value)]
-    return tuple(words + _plan_words(plan))
+    return tuple(words + plan_words(plan))
 
 
 def kernel_spec(flags: RunFlags) -> tuple[str, str]:

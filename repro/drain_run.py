@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,7 +35,7 @@ from .step_summary_file import append_step_summary
 
 if TYPE_CHECKING:
     from .ground import Ground
-    from .options import Common, PlanFlags, RunFlags
+    from .options import Common, PlanFlags, RunFlags, ServerFlags
 
 __all__ = ["DrainJob", "Executed", "execute", "fixes_of", "flat_environment", "job_of", "run_drain"]
 
@@ -58,6 +59,10 @@ class DrainJob:
     diagnose: Diagnose
     expect: Expectation | None = None
     notes: tuple[str, ...] = ()
+    #: Of a job that is not one kernel on one device (a server): its own first lines, record, and grounds for a run's directory.
+    lines: tuple[str, ...] = ()
+    record: Callable[[str], RunRecord] | None = None
+    make_in: Callable[[Path], Ground] | None = None
     scenario: Scenario = field(default_factory=lambda: scenario("drain"))
 
 
@@ -104,6 +109,16 @@ def _refuse_cpu_flags(flags: RunFlags, ground: str) -> None:
         raise UsageError(f"{words}: only the interpreted device of --on cpu has that", help_text=f"It would run --on {ground}")
 
 
+def refuse_server_flags(server: ServerFlags | None, ground: str) -> None:
+    """Flags of a server mean nothing elsewhere. A model alone does not count: DSV4_REPRO_MODEL may stand in the environment too."""
+    if server is None:
+        return
+    given = [name for name in ("url", "python", "port", "bare", "guard", "rescue") if getattr(server, name) not in (None, False)]
+    words = [f"--{name}" for name in given] + ["words after --"] * bool(server.engine)
+    if words:
+        raise UsageError(f"{', '.join(words)}: only --on server has that", help_text=f"It would run --on {ground}")
+
+
 def bound_diagnose(ground: str, plan: DrainPlan, prepared: PreparedRun) -> Diagnose:
     """``forensics.diagnose.diagnose_state`` with the ground and each step's facts."""
 
@@ -118,8 +133,16 @@ def bound_diagnose(ground: str, plan: DrainPlan, prepared: PreparedRun) -> Diagn
     return cast("Diagnose", diagnose)
 
 
-def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Screen) -> DrainJob:
-    """Make every choice of a run; nothing is started, a kernel may be compiled or fetched."""
+def job_of(
+    common: Common,
+    plan_flags: PlanFlags,
+    flags: RunFlags,
+    screen: Screen,
+    server: ServerFlags | None = None,
+    *,
+    asked: frozenset[str] = frozenset(),
+) -> DrainJob:
+    """Make every choice of a run; nothing is started, a kernel may be compiled or fetched. ``asked``: flags given by hand."""
     from .machine import probe_machine
 
     expect = parse_expectation(flags.expect)
@@ -127,11 +150,21 @@ def job_of(common: Common, plan_flags: PlanFlags, flags: RunFlags, screen: Scree
         raise UsageError(f"--schedule {flags.schedule[:40]}: it is {' or '.join(SCHEDULES)}")
     if flags.producer not in ("raw", "clamped"):
         raise UsageError(f"--producer {flags.producer[:40]}: it is raw or clamped")
+    screen.progress("looking for a place to run")
+    here = grounds_here(probe_machine(version=lambda _argv: None))
+    if server is not None and server.python is not None and here["server"] != "not in this release":
+        here = {**here, "server": "yes"}  # whether that interpreter has vLLM is asked of it
+    ground, why = choose_ground(
+        flags.on, here, model=server.model if server is not None else None, url=server.url if server is not None else None
+    )
+    require_ground(ground)
+    if ground == "server":
+        from .server_run import server_job
+
+        return server_job(common, plan_flags, flags, server, screen, why=why, expect=expect, asked=asked)
+    refuse_server_flags(server, ground)
     spec, library = kernel_spec(flags)
     plan = build_plan(plan_flags, common.seed)
-    screen.progress("looking for a place to run")
-    ground, why = choose_ground(flags.on, grounds_here(probe_machine(version=lambda _argv: None)))
-    require_ground(ground)
     if flags.via == "op" and ground == "cpu":
         what = "--via op needs a GPU: the op of vLLM launches through torch"
         if flags.on is None:
@@ -279,13 +312,14 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
     with RunStore.create(job.scenario.name, out=out, clock=clock) as store:
         mark_run(store.path)
         began = clock.monotonic()
-        record = _record(job, utc_stamp(clock))
+        record = (job.record or (lambda started: _record(job, started)))(utc_stamp(clock))
+        make = job.make if job.make_in is None else partial(job.make_in, store.path)
         store.write_run(record)
         last = max((step.index for step in job.prepared.request.steps), default=0)
         try:
             result = run_workload(
                 job.prepared.request,
-                job.make,
+                make,
                 store,
                 job.settings,
                 diagnose=job.diagnose,
@@ -347,12 +381,19 @@ def _note_end(
     return ended
 
 
-def run_drain(common: Common, plan_flags: PlanFlags, flags: RunFlags) -> int:
+def run_drain(
+    common: Common,
+    plan_flags: PlanFlags,
+    flags: RunFlags,
+    server: ServerFlags | None = None,
+    *,
+    asked: frozenset[str] = frozenset(),
+) -> int:
     """The verb. Exit status: see ``exits``."""
     screen = Screen(as_json=common.as_json)
-    job = job_of(common, plan_flags, flags, screen)
+    job = job_of(common, plan_flags, flags, screen, server, asked=asked)
     screen.end_progress()
-    screen.tell(_first_lines(job))
+    screen.tell(job.lines or _first_lines(job))
     done = execute(job, screen, out=common.out)
     screen.end_progress()
     style = {"hang": "bad", "other": "bad", "clean": "good"}.get(done.result.outcome, "note")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-__all__ = ["Common", "PlanFlags", "RelativeFlags", "RunFlags", "flags"]
+__all__ = ["Common", "PlanFlags", "RelativeFlags", "RunFlags", "ServerFlags", "flags"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -104,6 +104,33 @@ class RunFlags:
     share: Annotated[bool, typer.Option("--share", help="Run on a GPU that already holds somebody's compute process.")] = False
     expect: Annotated[
         str | None, typer.Option("--expect", help="hang or clean: exit 0 as expected, 1 not as expected, 5 inconclusive.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFlags:
+    """The server of ``--on server``: which one, how it is started, and how it is prepared."""
+
+    model: Annotated[
+        str | None, typer.Option("--model", help="With --on server: a model's path or name, or dummy (tiny, random weights).")
+    ] = None
+    url: Annotated[str | None, typer.Option("--url", help="With --on server: one that runs already; it is left as found.")] = None
+    python: Annotated[
+        str | None, typer.Option("--python", help="With --on server: the interpreter that has vLLM, if it is not this one.")
+    ] = None
+    port: Annotated[int | None, typer.Option("--port", help="With --on server: its port; a free one if not given.")] = None
+    bare: Annotated[bool, typer.Option("--bare", help="With --on server: change nothing to prepare evidence.")] = False
+    guard: Annotated[bool, typer.Option("--guard", help="With --on server: the producer's clamp at run time, as a control.")] = (
+        False
+    )
+    rescue: Annotated[bool, typer.Option("--rescue", help="With --on server: the agent releases the known wait from inside.")] = (
+        False
+    )
+    engine: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- ENGINE FLAGS]", help="After --: flags of vllm serve, put over the recipe's.", show_default=False
+        ),
     ] = None
 
 

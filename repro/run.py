@@ -67,6 +67,17 @@ class Bounded(Protocol):
     def bound(self, deadline: Deadline) -> None: ...
 
 
+@runtime_checkable
+class JudgesItself(Protocol):
+    """A ground whose evidence is more than one device's state (a server): it judges its own ends, clean ones with their window."""
+
+    def judge(
+        self, captures: Sequence[CaptureOutcome], step: DecodeStep, outcome: StepOutcome, *, evidence: Sequence[Evidence]
+    ) -> Diagnosis: ...
+
+    def judge_clean(self) -> tuple[Diagnosis, bool]: ...
+
+
 class Watcher(Protocol):
     """Who watches: told what is going on, never asked."""
 
@@ -179,6 +190,12 @@ class _Run:
                 return
             if step.index in self.settings.window and reached is None:
                 reached = step
+        if isinstance(ground, JudgesItself):
+            diagnosis, learnt = ground.judge_clean()
+            self.tally.clean += learnt
+            self.tally.no_window += not learnt
+            self.result_clean = self.result_clean or diagnosis
+            return
         if reached is None:
             self.tally.no_window += 1
         else:
@@ -208,6 +225,18 @@ class _Run:
         )
 
     def _failed(self, ground: Ground, step: DecodeStep, outcome: StepOutcome, *, reached: bool) -> None:
+        if isinstance(ground, JudgesItself):
+            name = f"stopped-{self.tally.other + self.tally.unfinished + 1}"
+            captures = self._capture(ground, name, allow_dump=False, attach=False)
+            diagnosis = ground.judge(captures, step, outcome, evidence=self.evidence())
+            if outcome.state == "unfinished":
+                self.tally.unfinished += 1
+                self.result_stopped = self.result_stopped or diagnosis
+            else:
+                self.tally.other += 1
+                self.result_other = self.result_other or diagnosis
+            self.close()
+            return
         if outcome.state in ("fault", "unfinished") and not self.settings.dump_ends_context:
             # The context is still there: where everybody stood is worth a file.
             self._capture(ground, f"stopped-{self.tally.other + self.tally.unfinished + 1}", allow_dump=False, attach=False)
@@ -288,6 +317,8 @@ class _Run:
         experiment: UnwedgeOutcome | None,
     ) -> Diagnosis:
         self.watch.waiting("reading the waiting instruction out of what was captured")
+        if isinstance(ground, JudgesItself):
+            return ground.judge(captures, step, outcome, evidence=self.evidence())
         state = merge_states(captures)
         unread = all_unread(captures)
         if state is None or not state.grids:  # words of memory alone show no kernel

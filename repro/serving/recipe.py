@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ServerError, UsageError
+from ...forensics.collect.core_trigger import DumpSettings
 from ...forensics.device_state import Unread
 from ...scenarios.drain import DrainPlan
 from ..atomic import make_folder
 from .dummy_model import DUMMY_LAYERS, INDEX_TOPK, write_dummy_model
 from .engine_flags import EngineFacts, EngineFlags, facts_of, parse_flags, plan_with
-from .prepared_env import PreparedEnvironment, prepare_environment
+from .prepared_env import prepare_environment
 from .records import Change
 
 __all__ = [
@@ -89,7 +90,7 @@ class LaunchSpec:
     headers: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
     host: str = "127.0.0.1"
-    dump_folder: Path | None = None
+    dumps: DumpSettings | None = None
 
 
 def _flag(name: str, *values: str) -> tuple[str, tuple[str, ...]]:
@@ -230,12 +231,8 @@ def build_launch(options: ServeOptions) -> LaunchSpec:
         headers={"Authorization": f"Bearer {key}"} if key else {},
         unread=prepared.unread,
         host=reachable,
-        dump_folder=_dump_folder(prepared),
+        dumps=prepared.dumps,
     )
-
-
-def _dump_folder(prepared: PreparedEnvironment) -> Path | None:
-    return prepared.dumps.folder if prepared.dumps is not None else None
 
 
 def _flag_changes(own: EngineFlags, options: ServeOptions) -> tuple[Change, ...]:

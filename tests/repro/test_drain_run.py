@@ -311,7 +311,7 @@ def test_the_next_command_stands_on_one_line(play: Any, fakes: Any, capsys: pyte
 def test_vllms_op_needs_a_gpu_and_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["run", "drain", "--via", "op", "--on", "cpu"]) == 2
     assert "--via op needs a GPU" in capsys.readouterr().err
-    monkeypatch.setattr(drain_run, "choose_ground", lambda *_arguments: ("cpu", "no GPU is free"))
+    monkeypatch.setattr(drain_run, "choose_ground", lambda *_arguments, **_given: ("cpu", "no GPU is free"))
     assert main(["run", "drain", "--via", "op"]) == 5
     assert "--via op needs a GPU" in capsys.readouterr().err
 

@@ -1,0 +1,473 @@
+"""The server ground: a real ``vllm serve``, ours or somebody's, a drain over HTTP, an observer beside it, capture while it hangs.
+
+A step of the run is a live count of the drain: it has ended when the load has fallen below that count, or when every request still
+open has received a further token at it. The last one ends with the load. What the batch really was is never assumed from the plan:
+the windows that were reached come from the flight recorder or the engine's counters (``steering``). A fault of the client side is
+no hang; without a sign from the device the state stays suspect, and the answer is inconclusive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..clock import SYSTEM, Clock, Deadline
+from ..errors import ReproError, ServerError, UsageError
+from ..forensics.records import Diagnosis, Evidence
+from ..scenarios.drain import DecodeStep
+from .console import printable
+from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
+from .serving.drain_windows import DrainWindows
+from .serving.records import Assessment, LoadSample, ServerTarget, Snapshot
+from .serving.server_diagnosis import ServerFacts, clean_drain, judge_server
+
+if TYPE_CHECKING:
+    from .serving.drain_load import DrainLoad
+    from .serving.load_plan import LoadPlan
+    from .serving.observer import Observer
+    from .serving.recipe import LaunchSpec, ServeOptions
+    from .serving.server_process import ServerProcess
+
+__all__ = ["ServerGround", "ServerSetup"]
+
+_LOOK_S = 0.05
+#: Suspect for so long without a sign from the device: the run ends without an answer, seconds.
+SUSPECT_S = 60.0
+#: No token and no other answer for so long, whatever the observer says, seconds. Prefill and JIT of a first batch fit in.
+SILENT_S = 600.0
+CAPTURE_S = 40.0
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """What a server run was asked for. ``options``: its folder is not yet the run's; None with ``url``. ``attach``: a debugger may
+    be attached to a hung worker. ``timeout_s``: of the whole run. ``again``: the command that takes a core dump too,
+    ``retry``: the one that drains three times.
+    ``progress``: shows a line on the screen."""
+
+    windows: DrainWindows
+    load_plan: LoadPlan
+    options: ServeOptions | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    facts: ServerFacts = field(default_factory=ServerFacts)
+    budget_s: float = CAPTURE_S
+    suspect_s: float = SUSPECT_S
+    timeout_s: float | None = None
+    attach: bool = True
+    again: str = ""
+    retry: str = ""
+    progress: Callable[[str], None] = lambda _line: None
+
+
+class ServerGround:
+    """One server and its load. ``folder``: the run's directory (``leftovers.mark_run`` names it where it is not given)."""
+
+    name: Literal["server", "gpu", "cpu"] = "server"
+
+    def __init__(self, setup: ServerSetup | None = None, folder: Path | None = None, *, clock: Clock = SYSTEM) -> None:
+        self._setup = setup
+        self._folder = folder
+        self._clock = clock
+        self._process: ServerProcess | None = None
+        self._spec: LaunchSpec | None = None
+        self._target: ServerTarget | None = None
+        self._observer: Observer | None = None
+        self._load: DrainLoad | None = None
+        self._headers: Mapping[str, str] = {}
+        self._deadline: Deadline | None = None
+        self._loads = 0
+        self._captured: tuple[Path, Sequence[CaptureOutcome]] | None = None
+        self._last: tuple[Snapshot, Assessment] | None = None
+        self._left: list[Any] = []
+
+    # -- set-up --------------------------------------------------------------------------------------------------------------
+
+    def open(self, request: GroundRequest, emit: Emit) -> Ready:
+        """Start the server (or find it), wait until it answers a completion, start the observer.
+
+        Raises UsageError, ServerError (it cannot start, the port is taken, it does not answer), DeadlineError, UnavailableError.
+        """
+        if self._setup is None or self._folder is None:
+            raise UsageError("the server ground needs a model or a server: --model PATH, --model dummy, or --url http://HOST:PORT")
+        self._emit = emit
+        self._request = request
+        took = self._start_own(self._setup) if self._setup.url is None else self._take_running(self._setup.url)
+        assert self._target is not None
+        from .serving.observer import Observer
+
+        self._observer = Observer(
+            self._target,
+            load=_LoadView(self),
+            emit=emit,
+            clock=self._clock,
+            exit_status=self._process.poll if self._process is not None else None,
+        )
+        self._observer.start()
+        target = self._target
+        ranks = ", ".join(f"rank {one.rank if one.rank is not None else '?'} pid {one.pid}" for one in target.ranks)
+        whose = "ours" if target.owned else "found running; left as found"
+        environment: dict[str, Any] = {
+            "base_url": target.base_url,
+            "model": target.model,
+            "ready_s": round(took, 1),
+            "processes": {str(pid): role for pid, role in target.tree.items()},
+            "ranks": [dataclasses.asdict(rank) for rank in target.ranks],
+            "changes": [dataclasses.asdict(change) for change in target.changes],
+            "argv": list(self._spec.shown) if self._spec is not None else [],
+            "unread": [dataclasses.asdict(item) for item in target.unread],
+        }
+        return Ready(f"{target.base_url} ({whose}), {ranks or 'no worker was recognised'}; ready after {took:.0f} s", environment)
+
+    def bound(self, deadline: Deadline) -> None:
+        """When the whole run has to be over."""
+        self._deadline = deadline
+
+    def _start_own(self, setup: ServerSetup) -> float:
+        from .serving.recipe import build_launch
+        from .serving.server_process import ServerProcess
+
+        assert setup.options is not None
+        assert self._folder is not None
+        spec = build_launch(dataclasses.replace(setup.options, folder=self._folder))
+        self._spec, self._headers = spec, spec.headers
+        self._emit("server", state="starting", argv=list(spec.shown), log=str(spec.log_path))
+        for change in spec.changes:
+            self._emit("change", what=change.what, value=change.value, why=change.why)
+        self._process = ServerProcess(spec, self._clock)
+        self._process.start()
+        phase = ""
+
+        def on_phase(now: str, waits_for: str, seconds: float) -> None:
+            nonlocal phase
+            if now != phase:
+                phase = now
+                self._emit("server", state=now, waits_for=waits_for, seconds=round(seconds, 2))
+            setup.progress(f"server {now}, {seconds:.0f} s · waits for {printable(waits_for, limit=120)}")
+
+        limit = Deadline(setup.timeout_s, self._clock) if setup.timeout_s is not None else None
+        took = self._process.wait_ready(limit, on_phase)
+        self._emit("server", state="ready", seconds=round(took, 2), pid=self._process.pid)
+        self._target = self._process.target()
+        return took
+
+    def _take_running(self, url: str) -> float:
+        from .serving.completions import complete_once
+        from .serving.ranks import find_server
+        from .serving.served_model import served_model
+
+        assert self._setup is not None
+        began = self._clock.monotonic()
+        self._headers = self._setup.headers
+        found = find_server(url, clock=self._clock)
+        base = found.base_url or url.rstrip("/")
+        model = self._setup.model or found.model or served_model(base, self._headers)
+        outcome = complete_once(base, model, timeout_s=30.0, headers=self._headers, clock=self._clock)
+        if not outcome.completed:
+            raise ServerError(
+                f"{base} does not complete a request ({outcome.kind} {outcome.detail}".rstrip() + ")",
+                help_text=f"If it hangs already, see why: dsv4-repro why {base}",
+            )
+        self._target = dataclasses.replace(found, base_url=base, model=model, owned=False)
+        self._emit("server", state="found", url=base, model=model, pid=found.api_pid)
+        for item in self._target.unread:
+            self._emit("unread", what=item.what, why=item.why, remedy=item.remedy)
+        return self._clock.monotonic() - began
+
+    @property
+    def load(self) -> DrainLoad | None:
+        """The load that runs or ran last."""
+        return self._load
+
+    @property
+    def now(self) -> float:
+        """Seconds on the ground's clock."""
+        return self._clock.monotonic()
+
+    # -- the drain -----------------------------------------------------------------------------------------------------------
+
+    def run_step(self, step: DecodeStep) -> StepOutcome:
+        """Wait until the drain has passed this live count, or until something else is certain."""
+        assert self._setup is not None
+        began = self._clock.monotonic()
+        if self._load is None or step is self._request.steps[0]:
+            self._start_load()
+        assert self._load is not None
+        last = step is self._request.steps[-1]
+        while True:
+            outcome = self._ended(step, began) or self._stands(step, began)
+            if outcome is not None:
+                return outcome
+            if self._load.done():
+                return self._over(step, began)
+            here = (self._load.wave, self._load.live(), self._load.stream_tokens())
+            if not last and self._passing.passed(step.live_requests, *here):
+                return self._outcome(step, "done", began)
+            self._clock.sleep(_LOOK_S)
+
+    def _start_load(self) -> None:
+        from .serving.drain_load import DrainLoad
+        from .serving.load_sources import engine_counters, ring_reader
+
+        assert self._setup is not None
+        assert self._target is not None
+        assert self._folder is not None
+        assert self._observer is not None
+        if self._load is not None:
+            self._load.stop()
+        self._loads += 1
+        place = self._folder if self._loads == 1 else self._folder / f"load-{self._loads}"
+        base = self._target.base_url or ""
+        agent = self._target.agent_folder
+        self._load = DrainLoad(
+            base,
+            self._target.model or "",
+            self._setup.load_plan,
+            clock=self._clock,
+            folder=place,
+            headers=self._headers,
+            counters=engine_counters(base, clock=self._clock),
+            ring_steps=ring_reader(agent) if agent is not None else None,
+        )
+        self._passing = _Passing(self._request.steps[0].live_requests, self._setup.load_plan)
+        self._load.start()
+        self._emit("load", state="started", plan_sha256=self._setup.load_plan.sha256, folder=str(place))
+
+    def _look(self) -> tuple[Snapshot, Assessment] | None:
+        assert self._observer is not None
+        latest = self._observer.latest()
+        if latest is not None:
+            self._last = latest
+        return latest
+
+    def _ended(self, step: DecodeStep, began: float) -> StepOutcome | None:
+        """The server's own end, by its process or by the observer."""
+        look = self._look()
+        status = self._process.poll() if self._process is not None else None
+        if status is not None:
+            self._settle()
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            return self._outcome(step, "died", began, (f"the server's process ended ({how})",))
+        if look is not None and look[1].state in ("exited", "crashed"):
+            return self._outcome(step, "died", began, look[1].reasons)
+        return None
+
+    def _settle(self) -> None:
+        """The observer's word on an end comes a second after it: it knows which process went first."""
+        until = Deadline(2.5, self._clock)
+        while not until.expired:
+            look = self._look()
+            if look is not None and look[1].state in ("exited", "crashed"):
+                return
+            self._clock.sleep(_LOOK_S)
+
+    def _stands(self, step: DecodeStep, began: float) -> StepOutcome | None:
+        assert self._setup is not None
+        assert self._load is not None
+        look = self._last
+        now = self._clock.monotonic()
+        if look is not None and look[1].state == "hung":
+            return self._outcome(step, "hung", began, look[1].reasons)
+        if look is not None and look[1].state == "suspect" and now - look[1].since > self._setup.suspect_s:
+            why = f"nothing moved for {now - look[1].since:.0f} s and no sign came from the device"
+            return self._outcome(step, "unfinished", began, (why, *look[1].reasons))
+        if self._deadline is not None and self._deadline.expired:
+            return self._outcome(step, "unfinished", began, ("the run's own deadline came (--timeout)",))
+        age = self._load.sample().last_token_age_s
+        if now - began > SILENT_S and (age is None or age > SILENT_S):
+            return self._outcome(step, "unfinished", began, (f"no token for {SILENT_S:.0f} s, and nothing that says why",))
+        return None
+
+    def _over(self, step: DecodeStep, began: float) -> StepOutcome:
+        """The load has ended: done, unless nothing of it was answered."""
+        assert self._load is not None
+        sample = self._load.sample()
+        if self._load.error and not sample.tokens:
+            return self._outcome(step, "unfinished", began, (f"the load itself failed: {self._load.error}",))
+        if not sample.tokens:
+            faults = ", ".join(f"{count} x {kind}" for kind, count in sample.faults.items()) or "no request was sent"
+            return self._outcome(step, "unfinished", began, (f"no request was answered ({faults}): client faults are no hang",))
+        return self._outcome(step, "done", began)
+
+    def _outcome(self, step: DecodeStep, state: Any, began: float, reasons: Sequence[str] = ()) -> StepOutcome:
+        assert self._load is not None
+        sample = self._load.sample()
+        detail: dict[str, Any] = {
+            "wave": self._load.wave,
+            "open": sample.open,
+            "tokens": sample.tokens,
+            "faults": dict(sample.faults),
+            "windows": [
+                {"window": one.text, "waves": one.waves, "steps": one.steps} for one in self._load.windows() if one.reached
+            ],
+        }
+        if self._last is not None:
+            detail["state"] = self._last[1].state
+            if state == "hung":
+                detail["stood_still_s"] = round(self._clock.monotonic() - self._last[1].since, 2)
+                detail["device_signals"] = list(self._last[1].device_signals)
+        took = (self._clock.monotonic() - began) * 1e3
+        return StepOutcome(step.index, state, milliseconds=took, reasons=tuple(reasons), detail=detail)
+
+    # -- evidence ------------------------------------------------------------------------------------------------------------
+
+    def capture(self, folder: Path, emit: Emit, *, allow_dump: bool, attach: bool = True) -> Sequence[CaptureOutcome]:
+        """Everything on all ranks, least disturbing first, within the budget (``server_capture``)."""
+        from .serving.server_capture import capture_server
+
+        assert self._target is not None
+        assert self._setup is not None
+        if self._process is not None and self._process.poll() is None:
+            self._target = self._process.target()
+        captures = capture_server(
+            self._target,
+            folder,
+            emit,
+            snapshot=self._last[0] if self._last is not None else None,
+            budget_s=self._setup.budget_s,
+            attach=attach and self._setup.attach,
+            allow_dump=allow_dump,
+            clock=self._clock,
+            dump=self._spec.dumps if self._spec is not None else None,
+            moved=self._moved,
+            left=self._left,
+        )
+        self._captured = (folder, captures)
+        return captures
+
+    def _moved(self) -> str:
+        """Why the server is no longer hung, as the observer sees it; "" while it stands."""
+        look = self._look()
+        if look is not None and look[1].state not in ("hung", "suspect"):
+            return f"the observer says {look[1].state}: {'; '.join(look[1].reasons)[:200]}"
+        return ""
+
+    def judge(
+        self, captures: Sequence[CaptureOutcome], step: DecodeStep, outcome: StepOutcome, *, evidence: Sequence[Evidence]
+    ) -> Diagnosis:
+        """The diagnosis of a step that did not end well: hung, died or stopped."""
+        assert self._setup is not None
+        live = self._load.live() if self._load is not None else None
+        if self._last is not None and self._last[1].live_requests is not None:
+            live = self._last[1].live_requests
+        known = self._setup.windows.step_of(live)
+        diagnosis = judge_server(
+            captures,
+            self._last,
+            self._captured[0] if self._captured is not None else self._folder or Path(),
+            outcome=outcome,
+            step=known or step,
+            live=live,
+            windows=self._setup.windows,
+            seen=self._load.windows() if self._load is not None else (),
+            facts=self._facts(),
+            evidence=evidence,
+            target=self._target,
+        )
+        if self._process is not None and "--attach" in diagnosis.next:
+            # Our server is ended after this: what can still be measured is another run of it.
+            return diagnosis.model_copy(update={"next": self._setup.again})
+        return diagnosis
+
+    def judge_clean(self) -> tuple[Diagnosis, bool]:
+        """(the diagnosis of a drain that ended, whether a window was reached in which an unfixed build can wedge)."""
+        assert self._setup is not None
+        assert self._load is not None
+        self._load.stop()
+        found, reached = clean_drain(
+            self._load.windows(), self._load.sample(), self._setup.windows, self._facts(), self._load.error
+        )
+        return (found.model_copy(update={"next": self._setup.retry}) if found.next else found), reached
+
+    def _facts(self) -> ServerFacts:
+        assert self._setup is not None
+        if self._target is None:
+            return self._setup.facts
+        return dataclasses.replace(self._setup.facts, agent_folder=self._target.agent_folder)
+
+    def unwedge(self, address: int, value: int) -> UnwedgeOutcome:
+        """Not done by a run: a release frees one launch, and the next wedges again until the batch changes."""
+        return UnwedgeOutcome(
+            attempted=False,
+            retired=False,
+            address=address,
+            value=value,
+            why_not="a server is released by its own verb: dsv4-repro unwedge",
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> CloseOutcome:
+        """End the load, the observer, and the server if it is ours. Safe at any time and more than once."""
+        problems: list[BaseException] = []
+        for stop in (self._stop_load, self._stop_observer):
+            try:
+                stop()
+            except (ReproError, OSError, RuntimeError) as error:
+                problems.append(error)
+        if self._process is None:
+            owned = "no server was started" if self._target is None else "not ours: left as found"
+            return CloseOutcome("clean", device_idle=None, detail="; ".join([owned, *map(str, problems)]))
+        closed = self._process.end()
+        self._end_debuggers()
+        if problems:
+            closed = dataclasses.replace(closed, detail="; ".join([closed.detail, *map(str, problems)]))
+        return closed
+
+    def _end_debuggers(self) -> None:
+        if self._left:
+            from .gpu_capture import end_left_debuggers
+
+            end_left_debuggers(self._left)
+
+    def _stop_load(self) -> None:
+        if self._load is not None:
+            self._load.stop()
+
+    def _stop_observer(self) -> None:
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.stop()
+
+
+class _LoadView:
+    """The load of now, for an observer that outlives one load."""
+
+    def __init__(self, ground: ServerGround) -> None:
+        self._ground = ground
+
+    def sample(self) -> LoadSample:
+        load = self._ground.load
+        return load.sample() if load is not None else LoadSample(at=self._ground.now)
+
+
+class _Passing:
+    """Which live counts the first draining wave of a load has passed: fallen below one, or further tokens for all at it."""
+
+    def __init__(self, most: int, plan: LoadPlan) -> None:
+        waves = [wave for wave in plan.waves if sum(request.hold_back is None for request in wave.requests) >= most]
+        self._wave = waves[0].name if waves else ""
+        names = [wave.name for wave in plan.waves]
+        self._later = frozenset(names[names.index(self._wave) + 1 :]) if waves else frozenset(names)
+        self._peak = 0
+        self._at: tuple[int, Mapping[str, int]] = (-1, {})
+
+    def passed(self, count: int, wave: str, live: int, tokens: Mapping[str, int]) -> bool:
+        """Whether ``count`` is behind us. ``tokens``: received so far, by request."""
+        if wave in self._later:
+            return True
+        if wave != self._wave:
+            return False
+        self._peak = max(self._peak, live)
+        if live != self._at[0]:
+            self._at = (live, dict(tokens))
+        if self._peak < count or live > count:
+            return False
+        if live < count:
+            return True
+        before = self._at[1]
+        return sum(now > before.get(name, 0) for name, now in tokens.items()) >= live

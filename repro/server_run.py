@@ -1,0 +1,466 @@
+"""``run drain --on server``: from the command line to a job; what will run where and what is changed, said before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from .. import __version__
+from ..errors import NoDeviceError, NoDriverError, PlanError, ReproError, UnavailableError, UsageError
+from ..forensics.device_state import Unread
+from ..kernels.image import KernelImage
+from ..kernels.plan import DeviceDescription, device_for_sm, vector_width
+from ..kernels.release_profiles import release_profile
+from ..scenarios.drain import DrainPlan, schedule_line
+from .device_probe import describe_gpu
+from .drain_flags import build_plan, plan_words
+from .ground import GroundRequest
+from .grounds import MODEL_VARIABLE
+from .kernel_choice import ChosenKernel
+from .narrate import expectation, kernel_line
+from .prepare import PreparedRun
+from .run import RunSettings
+from .run_records import KernelRecord, RunRecord
+from .server_ground import ServerGround, ServerSetup
+from .serving.drain_windows import DrainWindows, drain_windows
+from .serving.engine_flags import EngineFacts, facts_of, parse_flags, plan_with
+from .serving.installed_engine import EngineInstall, engine_install, engine_kernel
+from .serving.load_plan import LOAD_SCHEMA, LoadPlan, read_load_plan
+from .serving.recipe import DUMMY, DUMMY_PLAN, ServeOptions, resolve
+from .serving.server_diagnosis import ServerFacts
+
+if TYPE_CHECKING:
+    from .console import Screen
+    from .drain_run import DrainJob
+    from .exits import Expectation
+    from .options import Common, PlanFlags, RunFlags, ServerFlags
+
+__all__ = ["server_job"]
+
+_LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
+#: Enough of a file to see whose plan it is.
+_HEAD = 32 << 20
+#: Tokens of a prefill step: of the dummy's recipe, and of the published case.
+_BATCHED = {True: 2048, False: 8192}
+
+
+@dataclass(frozen=True)
+class _Server:
+    """What is known of the server before it runs. ``plan``: as it will run it."""
+
+    plan: DrainPlan
+    facts: EngineFacts
+    install: EngineInstall | None
+    where: str
+    options: ServeOptions | None = None
+    url: str | None = None
+    model: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    shown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _refuse(flags: RunFlags, server: ServerFlags) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in ("kernel", "arch", "device", "sms", "slots_per_sm") if getattr(flags, name)]
+    given += [word for word, on in (("--via op", flags.via != "driver"), ("--checks", flags.checks)) if on]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)}: a server runs its own kernel on the cards it sees",
+            help_text="Choose the card with CUDA_VISIBLE_DEVICES, the kernel by the server's vLLM: --python INTERPRETER",
+        )
+    if flags.producer != "raw":
+        raise UsageError("--producer clamped: a server has its own producer", help_text="Its clamp at run time is --guard")
+    if server.url is not None:
+        own = [f"--{name}" for name in ("python", "port", "bare", "guard", "rescue") if getattr(server, name)]
+        own += ["words after --"] * bool(server.engine)
+        if own:
+            raise UsageError(f"{', '.join(own)}: the server of --url is running already and is left as it is")
+
+
+def _is_load_plan(path: Path | None) -> bool:
+    if path is None or path.suffix.lower() == ".toml":
+        return False
+    try:
+        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | os.O_NONBLOCK)) as stream:
+            return LOAD_SCHEMA.encode() in stream.read(_HEAD)
+    except OSError:
+        return False  # the reader of plans says what is wrong
+
+
+def _plan_of_load(load: LoadPlan, flags: PlanFlags, seed: int | None) -> DrainPlan:
+    """The drain plan that a load plan stands for: what the batch depends on. Flags that would contradict it are refused."""
+    given = [entry.name for entry in dataclasses.fields(flags) if entry.name != "plan" and getattr(flags, entry.name) is not None]
+    fixed = [f"--{name.replace('_', '-')}" for name in given if name not in ("compress", "layers")]
+    if fixed or seed is not None:
+        raise PlanError(
+            f"{', '.join([*fixed, *(['--seed'] if seed is not None else [])])}: the load plan of --plan has them already"
+        )
+    wave = max(load.waves, key=lambda one: len(one.requests))
+    sent = [request for request in wave.requests if request.hold_back is None]
+    aimed = [aim.live for wave in load.waves for aim in wave.aims if aim.required]
+    prompts = [request.prompt_size for request in sent]
+    return DrainPlan(
+        requests=len(sent),
+        min_live=min([*aimed, len(sent), load.max_num_seqs]),
+        prompt=(min(prompts), max(prompts)),
+        output=(1, max(2, min(64, load.max_model_len - max(prompts) - 16))),
+        mtp=load.mtp,
+        max_num_seqs=load.max_num_seqs,
+        max_model_len=load.max_model_len,
+        capture_sizes=load.graph_sizes or None,
+        seed=load.seed,
+        compress=flags.compress if flags.compress is not None else DrainPlan().compress,
+        layers=flags.layers,
+    )
+
+
+def _defaults(plan: DrainPlan, flags: PlanFlags, *, dummy: bool, load: bool) -> DrainPlan:
+    """For the dummy model, what was not said is that model's own: its row width, ratio and k."""
+    if not dummy:
+        return plan
+    changes: dict[str, Any] = {"top_k": DUMMY_PLAN["top_k"]}
+    for name in ("max_model_len", "compress"):
+        if getattr(flags, name) is None and (flags.plan is None or (load and name == "compress")):
+            changes[name] = DUMMY_PLAN[name]
+    return plan.replace(**changes)
+
+
+def _own(plan: DrainPlan, model: str, flags: RunFlags, server: ServerFlags) -> _Server:
+    words = tuple(server.engine or ())
+    merged, facts, plan = resolve(plan, model, tp=flags.tp, words=words)
+    python = server.python or sys.executable
+    install = engine_install(python, os.environ)
+    if install.folder is None:
+        why = "; ".join(item.why for item in install.unread)
+        raise UnavailableError(
+            f"--on server: there is no vLLM to start: {why}",
+            help_text="Name the interpreter that has it: --python /path/to/venv/bin/python, or a server that runs: --url "
+            "http://HOST:PORT. Without vLLM: dsv4-repro run drain --on cpu",
+        )
+    options = ServeOptions(
+        folder=Path(), plan=plan, model=model, tp=flags.tp, port=server.port, python=server.python, bare=server.bare,
+        guard=server.guard, rescue=server.rescue, flags=words,
+    )  # fmt: skip
+    where = f"vllm serve {'a tiny model with random weights' if model == DUMMY else model}, {install.words} of {python}"
+    where += f", tensor parallel {facts.tp}"
+    return _Server(plan, facts, install, where, options=options, model=None, shown=merged.shown())
+
+
+def _running(plan: DrainPlan, server: ServerFlags) -> _Server:
+    """A server that runs: what its command line and interpreter say, where they can be seen."""
+    from .serving.live_build import read_arguments
+    from .serving.ranks import find_server
+
+    url = (server.url or "").rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--url {url[:120]}: not an HTTP address", help_text="For example --url http://127.0.0.1:8000")
+    key = os.environ.get("VLLM_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    target = find_server(url)
+    notes = [f"not readable: {item.what}: {item.why}" + (f" → {item.remedy}" if item.remedy else "") for item in target.unread]
+    facts, install = EngineFacts(mtp=plan.mtp), None
+    if target.api_pid is not None:
+        try:
+            words = read_arguments(target.api_pid)
+            place = words.index("serve") + 1 if "serve" in words else 0
+            rest = words[place:]
+            facts = facts_of(parse_flags(rest[1:] if rest and not rest[0].startswith("-") else rest))
+            plan = plan_with(plan, facts)
+            install = _install_of(target.api_pid, words)
+        except (OSError, UsageError) as error:
+            notes.append(f"the server's command line could not be read as flags: {error}")
+    if install is None:
+        notes.append(f"the server's flags are not known: MTP {plan.mtp}, the capture list and max_model_len are the plan's")
+    return _Server(plan, facts, install, f"the server at {url}", url=url, model=server.model, headers=headers, notes=tuple(notes))
+
+
+def _install_of(pid: int, words: tuple[str, ...]) -> EngineInstall | None:
+    from ..forensics.collect.process_table import read_environment
+
+    environment = read_environment(pid)
+    if isinstance(environment, Unread) or not words or "python" not in Path(words[0]).name or not Path(words[0]).is_absolute():
+        return None
+    return engine_install(words[0], environment)
+
+
+def _card(server: _Server) -> tuple[DeviceDescription | None, str]:
+    """(the first card that CUDA shows here, why it is not known)."""
+    if server.url is not None and (urlsplit(server.url).hostname or "") not in _LOCAL:
+        return None, "the server is on another machine"
+    try:
+        return describe_gpu(0), ""
+    except (NoDriverError, NoDeviceError) as error:
+        return None, str(error)
+    except ReproError as error:
+        return None, f"the driver did not describe it: {error}"
+
+
+def _kernel(
+    install: EngineInstall | None, device: DeviceDescription | None, plan: DrainPlan, screen: Screen
+) -> ChosenKernel | Unread:
+    if install is None or device is None:
+        what = "its release and folder are not known" if install is None else "the card is not known"
+        return Unread("the server's kernel", what)
+
+    def fetching(what: str, done: int, total: int | None) -> None:
+        screen.progress(f"reading {what}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB"))
+
+    screen.progress("reading the server's kernel")
+    return engine_kernel(install, device.sm, plan.top_k, vector_width(plan.width), progress=fetching)
+
+
+def _no_image(plan: DrainPlan) -> KernelImage:
+    """Stands in a request where the server's kernel could not be had; a server ground launches nothing itself."""
+    return KernelImage("not known", b"", "", 0, "", plan.top_k, vector_width(plan.width), 0, 0, 0, 0, 0)
+
+
+def _reach(release: str | None, device: DeviceDescription | None, model: str | None) -> list[str]:
+    """What is known of this combination: which was seen to wedge, which never can, which nobody tried."""
+    if release is None:
+        return []
+    profile = release_profile(release)
+    if profile.guarded or profile.clamped:
+        return [f"vLLM {release} has the fixes of #51538 (from 0.28.0): no hang is expected, whatever the plan"]
+    if model == DUMMY and device is not None and device.sm == 90 and "0.20.2" <= release <= "0.23.0":
+        seen = "seen to wedge on an H200" if release == "0.23.0" else "the same code as 0.23.0, which was seen to wedge on an H200"
+        return [f"the dummy model on sm_90 with vLLM {release}: {seen}"]
+    if model == DUMMY:
+        return ["the dummy model was seen to wedge with vLLM 0.23.0 on sm_90; this combination was not tried"]
+    return []
+
+
+def _first_lines(
+    server: _Server, why: str, device: DeviceDescription | None, no_device: str, kernel: ChosenKernel | Unread,
+    windows: DrainWindows, load: LoadPlan, facts: ServerFacts, settings: RunSettings, *, attach: bool,
+) -> list[str]:  # fmt: skip
+    card = f"{device.name} ({device.arch}, {device.num_sms} SMs)" if device is not None else f"card not known: {no_device}"
+    lines = [f"run drain --on server ({why}): {server.where}; {card}"]
+    if isinstance(kernel, Unread):
+        lines.append(f"kernel not known: {kernel.why}")
+    else:
+        lines.append(kernel_line(kernel.image, kernel.guarded))
+    plan = server.plan
+    lines += [*plan.lines(), *load.lines(), f"live requests on the way: {schedule_line(windows.steps)}"]
+    if windows.counts:
+        lines.append(
+            f"an unfixed server can wedge at {', '.join(map(str, windows.counts))} live requests; {_expected(windows, facts)}"
+        )
+    else:
+        lines += expectation(windows.steps, (), guarded=facts.guarded, clamped=False, why_no_window=windows.why_not)
+    lines += _reach(facts.release, device, server.options.model if server.options is not None else None)
+    options = server.options
+    if options is None:
+        lines.append("the server is not ours: nothing of it is changed, and it is left as found")
+    elif options.bare:
+        lines.append("--bare: nothing is changed for evidence; no GPU core dump, no recorder, and no debugger under yama scope 1")
+    else:
+        lines.append(
+            "prepared for evidence (each change is in run.json; --bare changes nothing): agent with flight recorder, dump "
+            "variables, faulthandler, ptrace permission, engine deadlines"
+        )
+    if options is not None and options.guard:
+        lines.append("--guard: the producer's clamp at run time")
+    if options is not None and options.rescue:
+        lines.append("--rescue: the agent releases the known wait from inside")
+    disturb = [
+        word
+        for word, on in (("cuda-gdb is attached to each worker", attach), ("a GPU core dump is taken", settings.allow_dump))
+        if on
+    ]
+    lines.append("on a hang: " + ("; ".join(disturb) or "only what disturbs nothing is read (--yes allows a debugger)"))
+    if options is not None and not options.bare and not settings.allow_dump:
+        lines.append("a GPU core dump ends the worker and is not taken without consent: --dump or --yes")
+    return [*lines, *windows.notes, *server.notes]
+
+
+def _expected(windows: DrainWindows, facts: ServerFacts) -> str:
+    if facts.plan is not None and facts.plan.mtp == 0:
+        return "without MTP no length is negative: clean is expected"
+    if facts.guard or facts.clamped or facts.guarded:
+        return "clean is expected"
+    if facts.release is None:
+        return "whether this one is unfixed is not known"
+    step = windows.step_of(windows.counts[0])
+    return f"a hang is expected ({step.rows} rows padded to {step.graph_rows})" if step is not None else "a hang is expected"
+
+
+def _command(server: _Server, flags: RunFlags, asked: ServerFlags, plan_file: Path | None) -> tuple[str, ...]:
+    words = ["dsv4-repro", "run", "drain", "--on", "server"]
+    for name in ("model", "url", "python", "port"):
+        value = getattr(asked, name)
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    words += [f"--{name}" for name in ("bare", "guard", "rescue") if getattr(asked, name)]
+    if flags.tp != 1:
+        words += ["--tp", str(flags.tp)]
+    if flags.trials != 1:
+        words += ["--trials", str(flags.trials)]
+    words += ["--plan", str(plan_file)] if plan_file is not None else plan_words(server.plan)
+    engine = parse_flags(asked.engine or ()).shown()
+    return tuple([*words, "--", *engine] if engine else words)
+
+
+def server_job(
+    common: Common,
+    plan_flags: PlanFlags,
+    flags: RunFlags,
+    server: ServerFlags | None,
+    screen: Screen,
+    *,
+    why: str,
+    expect: Expectation | None,
+    asked: frozenset[str],
+) -> DrainJob:
+    """Make every choice of a server run; nothing is started. Raises UsageError, PlanError, UnavailableError."""
+    from .drain_run import DrainJob
+    from .options import ServerFlags as _Flags
+
+    given = server if server is not None else _Flags()
+    _refuse(flags, given)
+    model = given.model or os.environ.get(MODEL_VARIABLE)
+    if given.url is None and not model:
+        raise UsageError(
+            "--on server: which model? --model PATH, --model dummy (tiny, random weights, one card), or --url of a server that runs"
+        )
+    dummy = given.url is None and model == DUMMY
+    is_load = _is_load_plan(plan_flags.plan)
+    load = read_load_plan(plan_flags.plan) if is_load and plan_flags.plan is not None else None
+    plan = _plan_of_load(load, plan_flags, common.seed) if load is not None else build_plan(plan_flags, common.seed)
+    plan = _defaults(plan, plan_flags, dummy=dummy, load=load is not None)
+    screen.progress("looking at the server's vLLM")
+    chosen = _running(plan, given) if given.url is not None else _own(plan, model or "", flags, given)
+    device, no_device = _card(chosen)
+    release = chosen.install.release if chosen.install is not None else None
+    windows = drain_windows(chosen.plan, chosen.facts, device=device, release=release)
+    if load is None:
+        load = LoadPlan.from_drain(chosen.plan, eager=not chosen.facts.full_graphs, batched_tokens=_BATCHED[dummy])
+    kernel = _kernel(chosen.install, device, chosen.plan, screen)
+    profile = release_profile(release) if release is not None else None
+    facts = ServerFacts(
+        release=release,
+        guarded=kernel.guarded if isinstance(kernel, ChosenKernel) else profile.guarded if profile is not None else None,
+        clamped=profile.clamped if profile is not None else None,
+        guard=given.guard,
+        rescue=given.rescue,
+        plan=chosen.plan,
+    )
+    settings = RunSettings(
+        trials=flags.trials,
+        allow_dump=("dump" in asked and flags.dump) or (common.yes and flags.dump and given.url is None),
+        unwedge=False,
+        timeout_s=common.timeout,
+        window=frozenset(step.index for step in windows.steps if step.live_requests in windows.counts),
+        why_no_window=windows.why_not,
+    )
+    if "unwedge" in asked and flags.unwedge:
+        raise UsageError(
+            "--unwedge: a server is released by its own verb, because a release frees one launch", help_text="dsv4-repro unwedge"
+        )
+    attach = given.url is None or common.yes
+    command = _command(chosen, flags, given, plan_flags.plan)
+    setup = ServerSetup(
+        windows=windows,
+        load_plan=load,
+        options=dataclasses.replace(chosen.options, dump=flags.dump) if chosen.options is not None else None,
+        url=chosen.url,
+        headers=chosen.headers,
+        model=chosen.model,
+        facts=facts,
+        timeout_s=common.timeout,
+        attach=attach,
+        again=shlex.join([*command[:3], "--dump", *command[3:]]),
+        retry=shlex.join([*command[:3], "--trials", "3", *command[3:]]),
+        progress=screen.progress,
+    )
+    image = kernel.image if isinstance(kernel, ChosenKernel) else _no_image(chosen.plan)
+    request = GroundRequest(
+        plan=chosen.plan,
+        steps=windows.steps,
+        kernel=image,
+        launches=windows.launches,
+        seed=chosen.plan.seed,
+        options={"ground": "server"},
+    )
+    stand_in = device if device is not None else device_for_sm(90)
+    prepared = PreparedRun(
+        request,
+        kernel if isinstance(kernel, ChosenKernel) else ChosenKernel(image, release or "", None, "not known"),
+        stand_in,
+        settings.window,
+        windows.why_not,
+        chosen.plan.layers_on("server"),
+    )
+    return DrainJob(
+        plan=chosen.plan,
+        ground="server",
+        why=why,
+        prepared=prepared,
+        producer="the server's",
+        trials=flags.trials,
+        settings=settings,
+        command=command,
+        make=ServerGround,
+        diagnose=_not_called,
+        expect=expect,
+        lines=tuple(_first_lines(chosen, why, device, no_device, kernel, windows, load, facts, settings, attach=attach)),
+        record=_recorder(chosen, command, device, kernel, load, windows),
+        make_in=lambda folder: ServerGround(setup, folder.absolute()),
+    )
+
+
+def _not_called(*_arguments: Any, **_more: Any) -> Any:
+    raise AssertionError("a server ground judges itself")
+
+
+def _recorder(
+    server: _Server, command: tuple[str, ...], device: DeviceDescription | None, kernel: ChosenKernel | Unread, load: LoadPlan,
+    windows: DrainWindows,
+) -> Callable[[str], RunRecord]:  # fmt: skip
+    """Makes the run's record from its start time."""
+    from .machine import package_versions
+
+    environment: dict[str, Any] = {"load_plan_sha256": load.sha256}
+    if device is not None:
+        environment |= {"device": device.name, "sm": device.sm, "sm_count": device.num_sms, "described_by": device.source}
+    install = server.install
+    if install is not None:
+        environment |= {"server_python": install.python, "server_vllm": install.version or "not known"}
+        environment |= {"server_torch": install.torch} if install.torch else {}
+    if server.shown:
+        environment["engine_flags"] = shlex.join(server.shown)
+
+    def record(started: str) -> RunRecord:
+        return RunRecord(
+            scenario="drain",
+            ground="server",
+            command=command,
+            started=started,
+            seed=server.plan.seed,
+            versions={
+                "python": sys.version.split()[0],
+                "dsv4-repro": __version__,
+                **{name: text for name, text in package_versions().items() if text},
+            },
+            environment=environment,
+            plan=server.plan.document(),
+            kernel=None
+            if isinstance(kernel, Unread)
+            else KernelRecord(
+                origin=kernel.image.origin,
+                function=kernel.image.function,
+                sha256=kernel.image.cubin_sha256,
+                sm=kernel.image.sm,
+                guarded=kernel.guarded,
+                label=kernel.image.label,
+            ),
+            launches={str(rows): {"lines": launch.lines(), "grid": launch.grid} for rows, launch in windows.launches.items()},
+        )
+
+    return record
