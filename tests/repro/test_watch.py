@@ -1,0 +1,287 @@
+"""watch and probe, against a stand-in server (a test double: nothing here is a result of vLLM or of a GPU)."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dsv4_repro.repro.__main__ import main
+from dsv4_repro.repro.child import package_path
+
+if TYPE_CHECKING:
+    from dsv4_repro.tests.standin.run import StandIn
+
+_Make = Callable[..., AbstractContextManager["StandIn"]]
+
+
+@contextmanager
+def _wedged(server: StandIn) -> Iterator[None]:
+    clients: list[Any] = list(server.drain())
+    try:
+        server.wait_state(device="wedged")
+        yield
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
+
+
+@contextmanager
+def _receiver() -> Iterator[tuple[str, list[Any]]]:
+    bodies: list[Any] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook", bodies
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_once_on_a_wedged_server_keeps_the_evidence_and_tells_everybody_once(
+    stand_in: _Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fired = tmp_path / "fired"
+    with stand_in(wedge=3, agent=True) as server, _receiver() as (hook, bodies), _wedged(server):
+        command = f'env | grep ^DSV4_REPRO_ >> {fired}; echo seen; ls "$DSV4_REPRO_RUN"'
+        status = main(
+            ["watch", "--url", server.base_url, "--once", "--json", "--out", str(tmp_path / "runs"), "--on-hang", command,
+             "--webhook", hook]
+        )  # fmt: skip
+        assert server.state()["device"] == "wedged"
+    document = json.loads(capsys.readouterr().out)
+    assert (status, document["outcome"], document["exit_status"]) == (3, "hang", 3)
+    (run,) = (tmp_path / "runs" / "watch").iterdir()
+    assert document["run"] == str(run)
+    assert json.loads((run / "diagnosis.json").read_text())["outcome"] == "hang"
+    assert json.loads((run / "run.json").read_text())["state"] == "finished"
+    assert (run / "report.md").is_file()
+    lines = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    assert kinds[0] == "start"
+    assert kinds.index("sample") < kinds.index("hung") < kinds.index("verdict")
+    assert "deadline" in kinds
+    # Nothing that needs ptrace was done, and that is said.
+    assert any("ptrace" in item["why"] for item in document["unread"])
+    assert not list((run / "evidence").rglob("host_stacks*"))
+    # Once, with the evidence on the disk.
+    names = [line.partition("=")[0] for line in fired.read_text().splitlines()]
+    assert names.count("DSV4_REPRO_RUN") == 1
+    assert f"DSV4_REPRO_RUN={run}" in fired.read_text()
+    assert "DSV4_REPRO_OUTCOME=hang" in fired.read_text()
+    assert "diagnosis.json" in (run / "on-hang.log").read_text()
+    (body,) = bodies
+    assert (body["event"], body["outcome"], body["live_requests"]) == ("hang", "hang", 3)
+    assert str(tmp_path) not in json.dumps(body)
+
+
+def test_once_on_a_working_server_is_fine(stand_in: _Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stand_in(agent=True) as server:
+        clients = list(server.drain(lengths=(8000, 8000)))
+        try:
+            status = main(["watch", "--pid", str(server.pid), "--once", "--json", "--out", str(tmp_path)])
+        finally:
+            for client in clients:
+                client.kill()
+                client.wait()
+    assert status == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["class"] == "not-hung"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_once_without_a_server_is_not_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["watch", "--url", "http://127.0.0.1:9", "--once", "--timeout", "2", "--json", "--out", str(tmp_path)])
+    captured = capsys.readouterr()
+    assert status == 5
+    assert "no server" in captured.err
+    assert json.loads(captured.out)["outcome"] == "inconclusive"
+
+
+def test_pid_and_url_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "--pid", "1", "--url", "http://x"]) == 2
+    assert main(["watch", "--webhook", "file:///etc/passwd"]) == 2
+    assert main(["watch", "--listen", "nowhere"]) == 2
+
+
+class _Watch:
+    """``watch`` as a process of its own, with its exporter."""
+
+    def __init__(self, server: StandIn, folder: Path, *more: str) -> None:
+        self.log = folder / "watch.log"
+        self._out = self.log.open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dsv4_repro.repro", "watch", "--url", server.base_url, "--listen", "127.0.0.1:0",
+             "--out", str(folder / "runs"), *more],
+            stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": package_path(), "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, words: str, seconds: float = 30.0) -> None:
+        until = time.monotonic() + seconds
+        while words not in self.text():
+            assert time.monotonic() < until, f"no {words!r}: {self.text()[-3000:]}"
+            assert self.process.poll() is None, self.text()[-3000:]
+            time.sleep(0.05)
+
+    def get(self, path: str) -> tuple[int, str]:
+        base = self.text().split("serving ")[1].split("/metrics")[0]
+        try:
+            with urllib.request.urlopen(base + path, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._out.close()
+
+
+def test_a_watch_lives_through_a_hang_and_a_restart(stand_in: _Make, tmp_path: Path) -> None:
+    fired = tmp_path / "fired"
+    with stand_in(wedge=3, agent=True) as server:
+        watch = _Watch(server, tmp_path, "--on-hang", f"echo $DSV4_REPRO_HANG_NUMBER >> {fired}", "--keep", "1")
+        try:
+            watch.wait_for("watching: ")
+            assert watch.get("/livez")[0] == 200
+            with _wedged(server):
+                watch.wait_for("--on-hang: exit status 0", 60)
+                status, text = watch.get("/livez")
+                assert (status, text[:5]) == (503, "hung:")
+                time.sleep(3.0)
+                assert fired.read_text() == "1\n"
+            server.restart()
+            watch.wait_for("found again", 60)
+            until = time.monotonic() + 20
+            while watch.get("/livez")[0] != 200 and time.monotonic() < until:
+                time.sleep(0.2)
+            assert watch.get("/livez")[0] == 200
+            with _wedged(server):
+                until = time.monotonic() + 60
+                while fired.read_text() != "1\n2\n" and time.monotonic() < until:
+                    time.sleep(0.1)
+            assert fired.read_text() == "1\n2\n"
+            metrics = watch.get("/metrics")[1]
+            assert "dsv4_repro_watch_hangs_total 2.0" in metrics
+            assert "dsv4_repro_watch_restarts_total 1.0" in metrics
+            watch.process.send_signal(signal.SIGTERM)
+            assert watch.process.wait(20) == 0
+        finally:
+            watch.end()
+    assert len(list((tmp_path / "runs" / "watch").iterdir())) == 1
+    assert "Traceback" not in watch.text()
+
+
+def test_ctrl_c_ends_it_with_its_command(stand_in: _Make, tmp_path: Path) -> None:
+    with stand_in(wedge=3, agent=True) as server:
+        watch = _Watch(server, tmp_path, "--on-hang", f"echo $$ > {tmp_path}/pid; sleep 300")
+        try:
+            with _wedged(server):
+                until = time.monotonic() + 60
+                while not (tmp_path / "pid").exists() and time.monotonic() < until:
+                    time.sleep(0.1)
+                time.sleep(0.2)
+                watch.process.send_signal(signal.SIGINT)
+                assert watch.process.wait(30) == 130
+        finally:
+            watch.end()
+    command = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{command}").exists()
+
+
+# -- probe -------------------------------------------------------------------------------------------------------------------------
+
+
+def _probe(*words: str) -> tuple[int, dict[str, Any], float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "dsv4_repro.repro", "probe", "--json", *words],
+        capture_output=True, env={**os.environ, "PYTHONPATH": package_path()}, timeout=30, check=False,
+    )  # fmt: skip
+    seconds = time.monotonic() - began
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert b"Traceback" not in done.stderr
+    assert document["exit_status"] == done.returncode
+    return done.returncode, document, seconds
+
+
+def test_probe_with_recorders(stand_in: _Make) -> None:
+    with stand_in(wedge=3, agent=True) as server:
+        folder = str(server.agent_folder)
+        clients = list(server.drain(lengths=(4000,)))
+        time.sleep(1.0)
+        assert _probe("--max-stall", "2", "--agent-dir", folder)[0] == 0
+        for client in clients:
+            client.kill()
+            client.wait()
+        with _wedged(server):
+            time.sleep(2.5)
+            status, document, seconds = _probe("--max-stall", "2", "--agent-dir", folder)
+            assert (status, document["state"], document["outcome"]) == (3, "stalled", "hang")
+            assert document["stalled_s"] > 2
+            # It is called every few seconds on two slow cores.
+            assert seconds < 5
+            assert _probe("--max-stall", "2", "--pid", str(server.pid))[0] == 3
+            assert _probe("--max-stall", "500", "--agent-dir", folder)[0] == 0
+
+
+def test_probe_by_counters_needs_two_looks(stand_in: _Make, tmp_path: Path) -> None:
+    state = tmp_path / "own" / "probe.json"
+    with stand_in(wedge=3) as server, _wedged(server):
+        words = ("--max-stall", "1.5", "--url", server.base_url, "--state", str(state))
+        assert _probe(*words)[0] == 0
+        time.sleep(1.6)
+        status, document, _ = _probe(*words)
+        assert (status, document["state"]) == (3, "stalled")
+        assert oct(state.stat().st_mode & 0o777) == "0o600"
+    status, document, _ = _probe(*words)
+    assert (status, document["state"]) == (5, "unknown")
+
+
+def test_probe_of_nothing_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "--max-stall", "10"]) == 2
+    assert "nothing to probe" in capsys.readouterr().err
+
+
+def test_probe_imports_little() -> None:
+    code = (
+        "import sys, time\n"
+        "import dsv4_repro.repro.probe_verb\n"
+        "heavy = {'torch', 'aiohttp', 'pydantic', 'numpy', 'pynvml', 'z3', 'rich', 'jinja2', 'psutil'} & set(sys.modules)\n"
+        "print(sorted(heavy))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONPATH": package_path()}, timeout=30, check=True
+    )
+    assert done.stdout.decode().strip() == "[]"
