@@ -51,4 +51,6 @@ def host_sentence(files: Sequence[Path], listed: Sequence[Evidence]) -> tuple[st
 
 
 def _who(thread: ThreadSample) -> str:
-    return f"{thread.thread or 'a thread'} of {thread.process or f'process {thread.pid}'}"
+    roles = {"engine": "the engine", "api": "the API server", "worker": "a worker"}
+    owner = f"rank {thread.rank}" if thread.rank is not None else roles.get(thread.role or "", f"process {thread.pid}")
+    return f"{thread.thread or 'a thread'} of {owner}"

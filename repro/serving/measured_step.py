@@ -105,10 +105,11 @@ def known_wait(facts: Mapping[str, Any]) -> KnownWait | None:
 
 
 def device_of(names: Mapping[str, Any], gpu_index: int | None) -> DeviceDescription | None:
-    """The card of a rank, by the name or architecture that NVML gave; with one card in all, that one."""
+    """The card of a rank, by the name or architecture that NVML gave; where all cards are alike, any of them."""
     entry = names.get(str(gpu_index)) if gpu_index is not None else None
-    if entry is None and len(names) == 1:
-        entry = next(iter(names.values()))
+    cards = [item for item in names.values() if isinstance(item, Mapping)]
+    if entry is None and cards and len({item.get("name") for item in cards}) == 1:
+        entry = cards[0]
     if not isinstance(entry, Mapping):
         return None
     try:

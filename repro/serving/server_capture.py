@@ -40,8 +40,8 @@ BUDGET_S = 40.0
 _APART_S = 3.0
 #: With less time left than this a further look at stacks is not begun, seconds.
 _STACKS_LEAST_S = 1.5
-#: What cuda-gdb and the dump are left of the budget, seconds, if they were asked for.
-_DEVICE_RESERVE_S = 12.0
+#: What cuda-gdb and the dump are left of the budget, if they were asked for: 12 of 40 s.
+_DEVICE_SHARE = 0.3
 
 
 class StopClock:
@@ -107,7 +107,7 @@ def capture_server(
         before = first_sample(target, log, snapshot=snapshot, seconds=min(2.0, budget_s), clock=clock, root=root, nvml=nvml)
         progress = Progress(target, before, moved, clock=clock, root=root)
         looks = DeviceLooks(target, log, progress, deadline, probe, stopping, root)
-        reserve = _DEVICE_RESERVE_S if attach or allow_dump else 0.0
+        reserve = _DEVICE_SHARE * budget_s if attach or allow_dump else 0.0
         _host_side(target, log, deadline, reserve, stopping, py_spy, root, stacks=stacks)
         if attach:
             looks.attach_all(parallel=parallel_attach)
