@@ -133,13 +133,15 @@ def interval(values: Sequence[float], *, seed: int = 1, draws: int = 4000) -> di
 def compare(one: Drain, other: Drain) -> dict[str, Any]:
     """Outputs, request by request: how many tokens are equal before the first difference; None: no difference."""
     rows = []
+    ids = all(stream.token_ids for drain in (one, other) for stream in drain.streams)
+    by = "token ids" if ids else "words of the text"
     for left, right in zip(one.streams, other.streams, strict=False):
         a, b = left.output, right.output
         first = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
         if first is None and len(a) != len(b):
             first = min(len(a), len(b))
         rows.append({"index": left.index, "tokens": [len(a), len(b)], "first_difference": first})
-    return {"equal": all(row["first_difference"] is None for row in rows), "by": "token ids", "requests": rows}
+    return {"equal": all(row["first_difference"] is None for row in rows), "by": by, "requests": rows}
 
 
 def _events(response: http.client.HTTPResponse, stream: Stream, end: float) -> None:

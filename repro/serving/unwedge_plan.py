@@ -35,6 +35,9 @@ __all__ = [
 
 KERNEL = "persistent_topk_kernel"
 SIGNATURE = "vllm-51593"
+#: The known wait's identity: kernel base name, normalised wait loop, 1 of 2, leader alone, peer left. It needs no parameters, which
+#: a debugger cannot always read of a launch out of a graph; without them the signature stays open.
+IDENTITY = "dd4289b0e668"
 #: Seconds a write, measured on one H200: through cuda-gdb in one attach, and by the agent's side stream.
 DEBUGGER_WRITE_S, AGENT_WRITE_S = 0.45, 0.01
 ATTACH_S = 1.0
@@ -103,7 +106,9 @@ def _fits(wait: Wait, diagnosis: Diagnosis) -> str:
     if wait.address is None:
         return "the polled word's address is not known"
     own = [group for group in diagnosis.ledger if group.group == wait.group]
-    if len(own) != 1 or not own[0].exited or own[0].running or own[0].never_started or own[0].unknown:
+    if len(own) != 1 or wait.block[0] not in own[0].spinning:
+        return f"block {wait.block[0]} is not shown to wait in group {wait.group}"
+    if not own[0].exited or own[0].running or own[0].never_started or own[0].unknown:
         return f"the peer of group {wait.group} is not shown to have left"
     return ""
 
@@ -116,8 +121,8 @@ def judge_diagnosis(diagnosis: Diagnosis) -> Verdict:
     verdict = diagnosis.verdict
     if (verdict.class_, verdict.cause) != ("gpu-spin-barrier", "peer-left"):
         return Verdict(why=f"the reading says {verdict.class_} ({verdict.cause}), not a peer that left: {verdict.sentence[:200]}")
-    if verdict.signature != SIGNATURE:
-        return Verdict(why=f"a peer left, but this is not {SIGNATURE} ({verdict.signature})")
+    if verdict.signature != SIGNATURE and (verdict.signature is not None or verdict.identity != IDENTITY):
+        return Verdict(why=f"a peer left, but this is not {SIGNATURE} (signature {verdict.signature}, identity {verdict.identity})")
     if not diagnosis.waits:
         return Verdict(why="no wait was read")
     addresses: set[int] = set()
@@ -157,7 +162,7 @@ def plan_fillers(live: int | None, padded: Sequence[int] | None, most: int | Non
     if most is not None and most > live and most not in bad:
         words = f"{most}: {most - live} fill the batch to {most}, which no graph pads, and {live} wait to replace survivors"
         return FillerPlan(most, words)
-    ceiling = most if most is not None else max([live, *padded], default=live) + 4
+    ceiling = most if most is not None else max([live, *padded], default=live) + 1
     choices = [count for count in range(0 if live not in bad else 1, max(ceiling - live, 0) + 1) if live + count not in bad][:8]
     if not choices:
         return FillerPlan(0, f"none helps: every batch from {live} to {ceiling} live is padded", tuple(sorted(bad)))

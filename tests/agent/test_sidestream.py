@@ -6,6 +6,7 @@ import ctypes
 import json
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +23,13 @@ from dsv4_repro_agent.rescue import RELEASE_COUNT, find_wait, zeroed_before_laun
 from dsv4_repro_agent.ring import Ring
 from dsv4_repro_agent.said import Said
 from dsv4_repro_agent.settings import Settings
-from dsv4_repro_agent.sidestream import ARRIVAL_OFFSET, ROW_STATE_SIZE, Launch
+from dsv4_repro_agent.sidestream import ARRIVAL_OFFSET, ROW_STATE_SIZE, Launch, SideStream, SideStreamBusyError
 
 from dsv4_repro.kernels import abi
 from dsv4_repro.kernels.abi import TopKParams
-from dsv4_repro.repro.agent_ask import ask_row_states, row_state_lines, the_one_alive
+from dsv4_repro.repro.agent_ask import ask_release, ask_row_states, row_state_lines, the_one_alive
 from dsv4_repro.repro.recorder import read_ring
+from dsv4_repro.repro.serving.unwedge_plan import zeroed_before_launch as main_rule
 
 #: What the stand-in of the other tests lacks.
 MORE = "int cuThreadExchangeStreamCaptureMode(int *mode) { *mode = 0; return 0; }\n"
@@ -192,8 +194,9 @@ def test_the_known_wait_is_released_and_the_guard_armed(rig: Callable[..., Rig])
     assert one.agent.releases == 1
     assert one.guard.active
     assert one.card.counter(6) >= RELEASE_COUNT
-    kinds = [event["kind"] for event in one.said.events]
-    assert kinds == ["guard on", "released"]
+    until(lambda: len(one.said.events) == 3)
+    assert [event["kind"] for event in one.said.events] == ["guard on", "released", "rescued"]
+    assert one.said.events[2]["launches"] == 1
     assert one.said.events[1]["group"] == 6
     assert one.said.events[1]["length"] == -1
     contents = read_ring(one.recorder.ring.path)
@@ -207,8 +210,13 @@ def test_every_layer_and_step_in_flight_is_released(rig: Callable[..., Rig]) -> 
     """21 indexer layers, two steps in flight: 42 waits one behind the other."""
     one = rig()
     step = one.step(times=42)
-    until(lambda: step.complete_ns != 0, 60)
+    took = until(lambda: step.complete_ns != 0, 60)
     assert one.agent.releases == 42
+    # The budget is 1 s for a drain, 50 ms of it until the step counts as overdue; here a loaded machine is allowed for.
+    assert took < 2.0
+    until(lambda: one.agent.rescues == 1)
+    assert [event["kind"] for event in one.said.events] == ["guard on", "released", "rescued"], "one line a drain, not 42"
+    assert one.said.events[2]["launches"] == 42
 
 
 def test_a_healthy_step_is_left_alone(rig: Callable[..., Rig]) -> None:
@@ -268,6 +276,115 @@ def test_the_main_package_asks_and_is_answered(rig: Callable[..., Rig]) -> None:
     assert launch.workspace == hex(one.card.states)
     assert states.stalled_s > 0
     assert any("[0, 0, 0, 0, 0, 0, 1, 0]" in line for line in row_state_lines(states))
+
+
+def test_asked_to_it_releases_and_arms_the_guard_although_no_rescue_was_asked_for(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+    step = one.step(times=5)
+    until(lambda: one.card.counter(6) == 1 and one.recorder.stalled_for() > 0.1 and "side stream" in one.said.features)
+    assert one.agent.releases == 0
+    answer = ask_release(one.folder, one.agent.name, guard=True)
+    assert answer.released == 5
+    assert answer.guard
+    assert answer.guard_needed
+    until(lambda: step.complete_ns != 0)
+    again = ask_release(one.folder, one.agent.name, guard=True)
+    assert again.released == 0
+    assert "no step is overdue" in again.why_no_more
+    status = one.folder / f"status-{one.agent.name}.json"
+    until(lambda: json.loads(status.read_text())["counters"]["releases"] == 5)
+    assert json.loads(status.read_text())["counters"]["rescues"] == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "lengths", "says"),
+    [("0.20.1", KNOWN, "does not zero"), ("0.23.0", (3058, 3059, 3060, 3061, 3060, 3061, 40000, 0), "no negative length")],
+)
+def test_a_release_that_is_asked_for_has_the_conditions_of_the_rescue(
+    rig: Callable[..., Rig], version: str, lengths: tuple[int, ...], says: str
+) -> None:
+    one = rig(rescue=False, vllm=version)
+    one.step(lengths)
+    until(lambda: one.card.counter(6) == 1 and one.recorder.stalled_for() > 0.1 and "side stream" in one.said.features)
+    answer = ask_release(one.folder, one.agent.name, guard=False)
+    assert answer.released == 0
+    assert says in answer.why_no_more
+    assert one.card.counter(6) == 1
+    assert not one.guard.active
+
+
+def test_a_step_that_cannot_launch_is_overdue_too(rig: Callable[..., Rig]) -> None:
+    """The launch queue is full: the step has begun and its launches do not come to an end."""
+    one = rig()
+    one.recorder.arm(True)
+    one.step((1, 1, 1, 1, 1, 1, 1, 1))
+    until(lambda: one.recorder.stalled_for() == 0)
+    one.card.set_lengths(KNOWN)
+    assert one.recorder.begin(SimpleNamespace(device=SimpleNamespace(index=0)), 1) is not None
+    one.card.launch()
+    until(lambda: one.agent.releases == 1)
+    assert one.recorder.stalled_for() == 0
+    assert one.recorder.overdue_for() > 0
+
+
+def test_a_busy_side_stream_is_tried_again(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = rig()
+    looks: list[int] = []
+    real = SideStream.counters
+
+    def counters(stream: SideStream, launch: Launch) -> tuple[int, ...]:
+        looks.append(1)
+        if len(looks) < 3:
+            raise SideStreamBusyError("a copy on the side stream did not end within 0.5 s")
+        return real(stream, launch)
+
+    monkeypatch.setattr(SideStream, "counters", counters)
+    step = one.step()
+    until(lambda: step.complete_ns != 0)
+    assert one.agent.releases == 1
+    assert len(looks) > 3
+
+
+def test_a_copy_that_comes_back_late_frees_the_stream(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+    stream = SideStream(Driver(one.agent.library), 0)
+    answers = [600, 600, 0]
+    stream._driver.event_query = lambda handle: answers.pop(0)  # type: ignore[method-assign]
+    with pytest.raises(SideStreamBusyError, match="did not end within"):
+        stream.read(one.card.lengths, 4, timeout=0.0)
+    with pytest.raises(SideStreamBusyError, match="earlier copy"):
+        stream.read(one.card.lengths, 4)
+    stream._driver.event_query = lambda handle: 0  # type: ignore[method-assign]
+    assert len(stream.read(one.card.lengths, 4)) == 4
+
+
+def test_a_blocked_driver_is_said_once_and_so_is_its_end(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = rig()
+    monkeypatch.setattr("dsv4_repro_agent.control.BLOCKED_S", 0.2)
+    held = threading.Event()
+    real = SideStream.counters
+
+    def counters(stream: SideStream, launch: Launch) -> tuple[int, ...]:
+        held.wait(20)
+        return real(stream, launch)
+
+    monkeypatch.setattr(SideStream, "counters", counters)
+    step = one.step()
+    until(lambda: "has not returned" in one.said.features.get("side stream", {}).get("why", ""))
+    assert one.said.features["side stream"]["found"] is False
+    held.set()
+    until(lambda: one.said.features["side stream"]["found"] is True)
+    until(lambda: step.complete_ns != 0)
+
+
+def test_what_the_guard_averts_is_counted(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+    one.step((1,) * 8)
+    lengths = SimpleNamespace(device=SimpleNamespace(type="cpu"), tolist=lambda: [2, 2, 2, 0])
+    one.recorder.decode(lengths, next_n=2, native=True, guarded=True)
+    one.recorder.decode(lengths, next_n=2, native=True, guarded=False)
+    one.recorder.decode(lengths, next_n=1, native=True, guarded=True)
+    assert one.recorder.averted == 1
 
 
 def test_without_a_driver_it_says_so_and_the_rest_works(rig: Callable[..., Rig]) -> None:
@@ -344,3 +461,4 @@ def test_only_the_known_wait_is_known(reads: Any, launch: Launch, lengths: Any, 
 )
 def test_which_launchers_zero(version: str, able: bool) -> None:
     assert zeroed_before_launch(version)[0] is able
+    assert main_rule(version)[0] is able, "the main package has the same rule"
