@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock, utc_stamp
 from ..errors import UnavailableError, UsageError
+from ..forensics.collect.process_table import start_ticks
 from ..forensics.records import Diagnosis, Evidence
 from .console import Screen, printable
 from .serving.exporter import Exporter, parse_listen
@@ -52,19 +53,25 @@ class WatchFlags:
 
 
 class _Finder:
-    """The server of the flags, also after it was restarted under another pid: then by its URL, else if it is the only one."""
+    """The server of the flags, also after it was restarted under another pid: then by its URL."""
 
     def __init__(self, pid: int | None, url: str | None, clock: Clock) -> None:
         self._pid, self._url, self._clock = pid, url, clock
-        self._known_url: str | None = url
+        self._ticks = start_ticks(pid) if pid is not None else None
         self.why = ""
 
     def __call__(self) -> ServerTarget | None:
         from .serving.ranks import find_server
 
-        for named in (self._pid, self._known_url, None if self._url is None else self._url):
-            if named is None and (self._pid is not None or self._url is not None):
-                continue
+        names: list[int | str | None] = [self._url] if self._url is not None else []
+        # A pid that was given to another process since is not the server.
+        if self._pid is not None and start_ticks(self._pid) == self._ticks:
+            names.insert(0, self._pid)
+        elif self._pid is not None and self._url is None:
+            self.why = f"process {self._pid} is gone, and its URL was not known: where it comes back is not known"
+        elif self._pid is None and self._url is None:
+            names = [None]
+        for named in names:
             try:
                 target = find_server(named, clock=self._clock)
             except UnavailableError as error:
@@ -73,7 +80,7 @@ class _Finder:
             if target.api_pid is None and target.base_url is not None and not _answers(target.base_url):
                 self.why = f"{target.base_url} does not answer"
                 continue
-            self._known_url = target.base_url or self._known_url
+            self._url = target.base_url or self._url
             return target
         return None
 

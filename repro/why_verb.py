@@ -21,7 +21,7 @@ __all__ = ["document_of", "find_one", "next_steps", "run_why"]
 
 #: An attach with everything around it takes so long at most, seconds (0.7 to 19 s were measured).
 ATTACH_S = 30.0
-FIND_S = 3.0
+FIND_S = 2.5
 _OUTCOMES = {"hung": "hang", "healthy": "clean", "idle": "clean", "starting": "clean", "ended": "other"}
 _STATUS = {"hang": 3, "clean": 0, "other": 4, "inconclusive": 5}
 
@@ -176,7 +176,8 @@ def document_of(seen: Look, seconds: float) -> WhyDocument:
 
 def _blind(seen: Look) -> Sequence[Unread]:
     blind = seen.snapshots[-1].blind if seen.snapshots else ()
-    return (*seen.unread, *(Unread(item.signal, item.why) for item in blind))
+    known = {item.why for item in seen.unread}
+    return (*seen.unread, *(Unread(item.signal, item.why) for item in blind if item.why not in known))
 
 
 def run_why(named: str | None, common: Common, *, clock: Clock = SYSTEM) -> int:

@@ -61,7 +61,8 @@ def freeze_warning(deadline: EngineDeadline, attach_s: float) -> list[str]:
     lines = [
         "the engine process alone is stopped (SIGSTOP) while its worker is read, and goes on after it (SIGCONT), whatever happens",
         "its deadline runs on meanwhile. When it goes on it looks for the answer first: if the wait is gone by then it lives, also "
-        "beyond the deadline; if the wait is still there and the deadline has passed, it ends at once, and its workers with it",
+        "beyond the deadline; if the wait is still there and the deadline has passed, it ends at once, and its workers with it "
+        "(two steps are in flight with async scheduling: both waits must be gone)",
     ]
     if deadline.remaining_s is None:
         lines.append(f"deadline: {deadline.text}")

@@ -24,6 +24,13 @@ FIND_S = 5.0
 #: An observer whose last look is so old stands still itself: it is ended and another one started.
 STUCK_S = 60.0
 RECENT_LINES = 1200
+#: A server that has ended may be found for a while (its API process lingers); it is looked at again only after so long.
+SAME_S = 60.0
+
+
+def _identity(target: ServerTarget) -> tuple[object, ...]:
+    """Which processes a server is; nothing for one on another machine."""
+    return (target.api_pid, target.engine_pids, tuple((rank.pid, rank.start_ticks) for rank in target.ranks))
 
 
 class ObserverLike(Protocol):
@@ -72,6 +79,8 @@ class WatchLoop:
         self._had_server = False
         self._handled = False
         self._last: Assessment | None = None
+        self._ended: tuple[object, ...] | None = None
+        self._ended_at = 0.0
 
     @property
     def state(self) -> WatchState:
@@ -154,18 +163,23 @@ class WatchLoop:
         target = self._find()
         if target is None:
             return
+        same = target.api_pid is not None and _identity(target) == self._ended
+        if same and now - self._ended_at < SAME_S:
+            return
         self._target = target
         self._observer = self._observe(target, self._emit)
         self._seen_at, self._seen_when = None, now
         self._handled = False
         self._observer.start()
         where = target.base_url or f"pid {target.api_pid}"
-        if self._had_server:
+        if self._had_server and not same:
             self._set(restarts=self.state.restarts + 1)
         self._say(f"{'found again' if self._had_server else 'watching'}: {where}, {len(target.ranks)} worker(s)")
         self._had_server = True
 
     def _leave(self, *, count_restart: bool) -> None:
+        if count_restart and self._target is not None:
+            self._ended, self._ended_at = _identity(self._target), self._clock.monotonic()
         observer, self._observer, self._target = self._observer, None, None
         if observer is not None:
             observer.stop()

@@ -29,11 +29,11 @@ __all__ = ["Look", "Observed", "deadline_of", "engine_above", "look", "observe"]
 #: Snapshots wanted, a second apart, and how long they are waited for.
 SNAPSHOTS = 3
 APART_S = 0.9
-WATCH_S = 5.0
+WATCH_S = 4.6
 STOP_S = 0.3
 SOURCE_S = 4.0
 #: The classifier has what is left of so many seconds in all, at least ``JUDGE_S``.
-WHOLE_S = 9.0
+WHOLE_S = 7.0
 JUDGE_S = 1.0
 _LOG_NAME = "why"
 RECORDER = "the recorder's oldest step that has not ended"
@@ -175,9 +175,9 @@ def look(
     watch: Callable[[ServerTarget, Clock], Observed] = observe,
     proc: Path = Path("/proc"),
 ) -> Look:
-    """Look at a server for some five seconds and judge what was seen; at most ten seconds whatever does not answer."""
+    """Look at a server for some five seconds and judge what was seen; at most eight seconds whatever does not answer."""
     whole = Deadline(WHOLE_S, clock)
-    watched = Question("the server's samples", lambda: watch(target, clock), WATCH_S + 1.0, clock)
+    watched = Question("the server's samples", lambda: watch(target, clock), WATCH_S + 0.6, clock)
     environment = Question("the engine's environment", lambda: _engine_environment(target, proc), SOURCE_S, clock)
     arguments = _arguments(target, proc)
     builder = next(iter((*(rank.pid for rank in target.ranks), *target.engine_pids)), target.api_pid)

@@ -32,7 +32,7 @@ from dsv4_repro.repro.serving.records import (
 from dsv4_repro.repro.serving.standing import standing
 from dsv4_repro.repro.serving.why_look import look
 from dsv4_repro.repro.why_document import why_lines
-from dsv4_repro.repro.why_verb import document_of
+from dsv4_repro.repro.why_verb import document_of, find_one
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
@@ -293,3 +293,32 @@ def test_an_environment_that_is_closed_gives_an_assumed_deadline() -> None:
     found = _document()["deadline"]
     assert (found["limit_s"], found["known"]) == (300.0, "assumed")
     assert found["remaining_s"] == pytest.approx(218.0)
+
+
+def test_sources_that_never_answer_cost_their_own_deadline_and_no_more() -> None:
+    def stuck(*_: Any) -> Any:
+        time.sleep(30)
+
+    began = time.monotonic()
+    seen = look(_target(), watch=stuck, proc=Path("/nonexistent"))
+    assert time.monotonic() - began < 7.5
+    assert seen.standing.state == "unknown"
+    assert any("no answer within" in item.why for item in seen.unread)
+
+
+def test_it_finds_the_server_by_itself_and_asks_where_there_are_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dsv4_repro.repro.serving import ranks
+
+    found = [ServerTarget("http://127.0.0.1:8000", api_pid=1 << 29), ServerTarget("http://127.0.0.1:8001", api_pid=1 << 28)]
+    monkeypatch.setattr(ranks, "find_servers", lambda: found)
+    assert main(["why", "--json"]) == 5
+    document = json.loads(capsys.readouterr().out)
+    assert document["state"] == "no server"
+    assert "2 servers are here" in document["reasons"][0]
+    monkeypatch.setattr(ranks, "find_servers", list)
+    assert main(["why"]) == 5
+    assert "no vLLM server was found" in capsys.readouterr().out
+    monkeypatch.setattr(ranks, "find_servers", lambda: found[:1])
+    assert find_one(None) == found[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dsv4_repro.clock import FakeClock
@@ -24,9 +25,14 @@ class Script:
         self.said: list[str] = []
         self.frozen = False
         self.fail = False
+        self.lingers = False
+        self.generation: Callable[[float], int] = lambda _now: 0
 
     def find(self) -> ServerTarget | None:
-        return TARGET if self.state(self.clock.monotonic()) not in (None, "crashed", "exited") else None
+        state = self.state(self.clock.monotonic())
+        if state in (None, "exited") or (state == "crashed" and not self.lingers):
+            return None
+        return replace(TARGET, api_pid=7 + self.generation(self.clock.monotonic()))
 
     def observe(self, target: ServerTarget, emit: Callable[..., None]) -> _Observer:
         return _Observer(self, emit)
@@ -94,6 +100,7 @@ def test_it_survives_the_restart_of_the_server() -> None:
         return "healthy" if t < 20 else "crashed" if t < 25 else None if t < 80 else "starting" if t < 150 else "healthy"
 
     script = Script(clock, state)
+    script.generation = lambda t: 0 if t < 25 else 1
     loop = script.loop()
     loop.run(until=_until(clock, 200))
     assert loop.state.restarts == 1
@@ -101,6 +108,26 @@ def test_it_survives_the_restart_of_the_server() -> None:
     assert any("found again" in line for line in script.said)
     assert loop.state.state == "healthy"
     assert script.hangs == []
+
+
+def test_an_ended_server_whose_api_process_lingers_is_not_a_new_one() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "healthy" if t < 20 else "crashed" if t < 50 else "healthy")
+    script.generation = lambda t: 0 if t < 50 else 1
+    script.lingers = True
+    loop = script.loop()
+    loop.run(until=_until(clock, 100))
+    assert loop.state.restarts == 1
+    assert script.started == 2
+
+
+def test_one_that_was_taken_for_ended_is_looked_at_again() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "crashed" if 20 <= t < 30 else "healthy")
+    loop = script.loop()
+    loop.run(until=_until(clock, 200))
+    assert loop.state.restarts == 0
+    assert loop.state.state == "healthy"
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
@@ -137,24 +164,27 @@ def test_a_full_disk_does_not_end_the_watch() -> None:
     assert sum("could not be kept" in line for line in script.said) == 2
 
 
-def test_two_weeks_in_flat_memory_without_a_word_too_many() -> None:
-    """Restarts every day, a look each half second; a fake clock."""
+def test_twelve_hours_with_a_restart_each_hour_in_flat_memory_without_a_word_too_many() -> None:
+    """A look each half second, on a fake clock."""
     clock = FakeClock()
-    day = 86400.0
+    hour = 3600.0
 
     def state(t: float) -> ServerState | None:
-        rest = t % day
-        return "crashed" if rest < 2 and t > day else None if rest < 60 and t > day else "healthy"
+        rest = t % hour
+        return "crashed" if rest < 2 and t > hour else None if rest < 60 and t > hour else "healthy"
 
     script = Script(clock, state)
+    script.generation = lambda t: int(t / hour)
     loop = script.loop()
     sizes: list[int] = []
-    steps = _days(clock, day)
+    halves = 0
 
     def until() -> bool:
-        if next(steps):
+        nonlocal halves
+        if clock.monotonic() >= halves * hour / 2:
+            halves += 1
             sizes.append(tracemalloc.get_traced_memory()[0])
-        return clock.monotonic() >= 14 * day / 20
+        return clock.monotonic() >= 12 * hour + 100
 
     tracemalloc.start()
     try:
@@ -162,18 +192,13 @@ def test_two_weeks_in_flat_memory_without_a_word_too_many() -> None:
     finally:
         tracemalloc.stop()
     assert script.hangs == []
-    assert len(sizes) > 10
+    assert loop.state.restarts == 12
+    assert (script.started, script.stopped) == (13, 13)
+    assert len(sizes) >= 24
     assert max(sizes[3:]) - sizes[3] < 200_000
-    assert len(script.said) < 10
-    assert loop.state.looks > 50_000
-
-
-def _days(clock: FakeClock, day: float) -> Iterator[bool]:
-    last = -1
-    while True:
-        now = int(clock.monotonic() / (day / 24))
-        yield now != last
-        last = now
+    # A change of state, and that it is back: nothing else.
+    assert len(script.said) <= 1 + 12 * 3 + 1
+    assert loop.state.looks > 80_000
 
 
 def test_the_lines_before_a_hang_are_bounded() -> None:
