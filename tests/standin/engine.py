@@ -317,8 +317,8 @@ class Engine:
             order |= {"compile_s": settings.jit_s, "device": "idle"}
         if over and settings.pause_s and not self.paused:
             self.paused = True
-            self.worker_log.info("gpu_worker.py:900", "Profiler started: the step waits for it.")
-            order |= {"step_s": settings.pause_s, "device": "idle"}
+            self.worker_log.info("api_router.py:23", "Starting profiler...")
+            order |= {"host_s": settings.pause_s, "device": "idle"}
         if over and settings.ipc:
             order |= {"lost": True, "device": "idle"}
         ranks = None
@@ -333,7 +333,7 @@ class Engine:
         self.order(order, ranks)
         if wedged and not settings.desync:
             # Asynchronous scheduling: the next step is in flight behind it.
-            self.order({**order, "number": -1, "wedged": False, "lost": True, "step_s": 0.001, "compile_s": 0})
+            self.order({**order, "number": -1, "wedged": False, "lost": True, "step_s": 0.001, "compile_s": 0, "host_s": 0})
         self.get_response(batch, lost=bool(order.get("lost")))
         if wedged and settings.rescue:
             # The first release arms the guard.

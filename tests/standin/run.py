@@ -59,13 +59,14 @@ class StandIn:
         switches = {"log": self.log, **self.switches}
         words = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in switches.items()]
         argv = [
-            sys.executable, str(ENTRY), "serve", "/nonexistent/model", "--served-model-name", self.model, "--host", "127.0.0.1",
-            "--port", str(self.port), "--speculative-config", MTP, "--standin", *words,
+            sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "/nonexistent/model",
+            "--served-model-name", self.model, "--host", "127.0.0.1", "--port", str(self.port),
+            "--speculative-config", MTP, "--standin", *words,
         ]  # fmt: skip
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                env={**os.environ, **self.environment},
+                env={**os.environ, "PYTHONPATH": f"{SITE}:{os.environ.get('PYTHONPATH', '')}", **self.environment},
             )  # fmt: skip
 
     def wait_serving(self, seconds: float = 30.0) -> None:
@@ -214,7 +215,10 @@ def stand_in(
         place = folder or Path(stack.enter_context(TemporaryDirectory(prefix="standin-")))
         if switches.get("agent") is True:
             switches["agent"] = place / "agent"
-        server = StandIn(place, switches, port=port or free_port(), environment=environment or {})
+        elif not switches.get("agent"):
+            switches.pop("agent", None)
+        named = {"DSV4_REPRO_AGENT": "1", "DSV4_REPRO_AGENT_DIR": str(switches["agent"])} if switches.get("agent") else {}
+        server = StandIn(place, switches, port=port or free_port(), environment={**named, **(environment or {})})
         stack.callback(server.end)
         server.start()
         if wait:

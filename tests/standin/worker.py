@@ -44,6 +44,7 @@ class Agent:
         self.stuck: dict[str, Any] | None = None
         self.stuck_since = 0.0
         self.asked = ""
+        self.release: Any = None
         self.armed = {"recorder": True, "guard": settings["guard"], "rescue": settings["rescue"]}
         self.releases = 0
         self.status()
@@ -56,21 +57,28 @@ class Agent:
             {
                 "schema": "dsv4-repro/agent-status/1", "pid": os.getpid(), "vllm": "0.23.0", "ring": str(self.ring.path),
                 "armed": self.armed, "releases": self.releases,
-                "features": {"recorder": found, "events": found, "side stream": found}, "events": [],
+                "features": {
+                    "recorder": found, "events": found, "side stream": found,
+                    "guard": {"found": True, "why": "ready, not armed: this build's producer makes -1 of a padding slot"},
+                },
+                "events": [],
             },
         )  # fmt: skip
 
     def _watch(self) -> None:
         while True:
             time.sleep(0.05)
+            self.ring.beat()
             try:
                 self._control()
-                asked = json.loads((self.folder / f"ask-{self.name}.json").read_text(encoding="utf-8"))["id"]
+                ask = json.loads((self.folder / f"ask-{self.name}.json").read_text(encoding="utf-8"))
+                asked = ask["id"]
             except (OSError, ValueError, KeyError):
                 continue
             if asked != self.asked and not self.settings["agent_mute"]:
                 self.asked = asked
-                self.write_json(self.folder / f"answer-{self.name}.json", self._answer(asked))
+                answer = self._release(asked, bool(ask.get("guard"))) if ask.get("kind") == "release" else self._answer(asked)
+                self.write_json(self.folder / f"answer-{self.name}.json", answer)
 
     def _control(self) -> None:
         try:
@@ -83,6 +91,21 @@ class Agent:
             self.settings["guard"] = wanted["guard"]
             self.ring.arm(wanted["recorder"])
             self.status()
+
+    def _release(self, asked: str, guard: bool) -> dict[str, Any]:
+        """Releases the wait that there is, and arms the guard through the control file, which the engine reads too."""
+        if guard:
+            self.write_json(self.folder / "control.json", {"guard": True})
+        stuck = self.stuck is not None
+        if stuck and self.release is not None:
+            self.releases += 1
+            self.ring.released()
+            self.release()
+        return {
+            "schema": "dsv4-repro/agent-answer/1", "id": asked, "monotonic_ns": time.monotonic_ns(), "launches": [],
+            "released": int(stuck), "why_no_more": "no group has one arrival", "guard": guard, "guard_needed": True,
+            "stalled_s": 0.0,
+        }  # fmt: skip
 
     def _answer(self, asked: str) -> dict[str, Any]:
         """The row states of #51593: in a wedge the padded slot's first row has the length -1, and its group's counter is 1 of 2."""
@@ -135,21 +158,27 @@ class Worker:
         """Record what the flight recorder would, and hand the step to the copy thread."""
         if self.settings["agent"] and self.agent is None:
             self.agent = Agent(self.settings, self.rank)
+            self.agent.release = self.released.set
         if self.agent is not None and self.agent.armed["recorder"]:
-            step = self.agent.ring.begin(1)
+            step = message["ring"] = self.agent.ring.begin(1)
             step.graph_mode = {"NONE": 0, "PIECEWISE": 1, "FULL": 2}[message["mode"]]
             step.native, step.next_n = 1, 1 + self.settings["mtp"]
             step.requests, step.tokens = message["live"], message["rows"]
             step.padded_requests, step.padded_tokens = message["padded_requests"], message["padded_rows"]
             padding = message["padded_requests"] - message["live"]
             if message["decode"]:
-                step.decode_max, step.decode_slots, step.decode_zero = 1 + self.settings["mtp"], message["padded_requests"], padding
+                step.decode_max = 1 + self.settings["mtp"]
+                step.decode_slots, step.decode_zero = message["padded_requests"], padding
                 step.decode_min = 0 if padding else step.decode_max
             step.flags |= 1 if self.settings["guard"] else 0
+        # What the host does before it launches: a compiler, a profiler that starts.
+        if message.get("compile_s"):
+            self._compile(message["compile_s"])
+        time.sleep(message.get("host_s", 0) / self.speed)
+        if (step := message.get("ring")) is not None and self.agent is not None:
             step.launch_ns = step.record_ns = time.monotonic_ns()
             step.wait_ns = step.launch_ns
             self.agent.ring.write(step)
-            message["ring"] = step
         self.steps.put(message)
 
     def async_output_busy_loop(self) -> None:
@@ -158,8 +187,6 @@ class Worker:
             self.enqueue_output(message)
 
     def enqueue_output(self, message: dict[str, Any]) -> None:
-        if message.get("compile_s"):
-            self._compile(message["compile_s"])
         self.synchronize(message)
         step = message.get("ring")
         if step is not None and self.agent is not None:
@@ -204,7 +231,7 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from standin.process import set_title
 end = time.monotonic() + float(sys.argv[2])
-set_title("cicc -standin")
+set_title("cicc")
 while time.monotonic() < end:
     sum(range(20000)); time.sleep(0.01)
 """

@@ -254,7 +254,7 @@ def test_each_stall_stops_tokens_and_shows_what_it_should(stand_in: Start, drain
                 assert read_agents(server.agent_folder).ranks[0].unfinished == ()
             if children:
                 names = [child.cmdline()[0] for child in psutil.Process(server.workers()[0]).children()]
-                assert names == ["cicc -standin"]
+                assert names == ["cicc"]
 
 
 def test_slow_steps_come_slowly_and_thrash_gives_preemptions(stand_in: Start, drained: Drained) -> None:
