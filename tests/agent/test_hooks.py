@@ -195,7 +195,8 @@ def test_a_forked_child_has_its_own_ring(tree: Path) -> None:
         "if child == 0:\n"
         "    assert threading.active_count() == 1\n"
         "    assert runner.execute_model(N(total_num_scheduled_tokens=6)) is None\n"
-        "    assert threading.active_count() == 3\n"
+        "    names = {one.name for one in threading.enumerate()}\n"
+        "    assert {'dsv4-repro-agent_watch', 'dsv4-repro-agent_events'} <= names\n"
         "    os._exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )  # fmt: skip
@@ -287,6 +288,29 @@ def test_the_guard_alone_records_nothing_and_leaves_the_op_alone(tree: Path) -> 
     ran(tree, code, DSV4_REPRO_GUARD="1")
     assert not list((tree / "agent").glob("ring-*"))
     assert status(tree)["features"]["decode lengths"]["found"]
+
+
+def test_ptrace_alone_allows_debuggers_and_arms_nothing(tree: Path) -> None:
+    code = BEGIN + (
+        "import ctypes, dsv4_repro_agent.ptrace as p\n"
+        "assert dsv4_repro_agent._allowed\n"
+        "assert 'dsv4_repro_agent.plugin' not in sys.modules\n"
+        "assert isinstance(p.allow(), bool)\n"
+    )
+    ran(tree, code, DSV4_REPRO_PTRACE="1")
+    assert not (tree / "agent").exists()
+
+
+def test_the_permission_is_given_again_in_a_forked_child(tree: Path) -> None:
+    code = (
+        "import os, sys\nimport dsv4_repro_agent.ptrace as p\ncalls = []\n"
+        "p.allow = lambda: calls.append(os.getpid()) or True\n"
+        "import dsv4_repro_agent\ndsv4_repro_agent.register(); dsv4_repro_agent.register()\n"
+        "assert calls == [os.getpid()]\nchild = os.fork()\n"
+        "if child == 0:\n    os._exit(0 if calls[-1] == os.getpid() else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    ran(tree, code, DSV4_REPRO_PTRACE="1")
 
 
 def test_a_folder_of_another_kind_steps_aside(tree: Path) -> None:

@@ -16,7 +16,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,15 @@ class Agent:
 
     def start(self) -> None:
         """Start the threads (daemons: they never keep the process), at the first step that this process runs."""
-        # The guard alone needs no side stream.
-        side = (self._side,) if self.settings.agent or self.settings.rescue else ()
-        for target in (self._watch, self._events, *side):
-            thread = threading.Thread(target=target, name=f"dsv4-repro-agent{target.__name__}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        # The guard alone needs neither events nor side stream.
+        more = (self._events, self._side) if self.settings.agent or self.settings.rescue else ()
+        for target in (self._watch, *more):
+            self._thread(target)
+
+    def _thread(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"dsv4-repro-agent{target.__name__}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def after_fork(self) -> None:
         """A new process: no threads yet, its own name and files."""
@@ -147,6 +150,8 @@ class Agent:
             if isinstance(control.get("recorder"), bool):
                 # The rescue needs to know which steps are overdue.
                 self.recorder.arm(control["recorder"] or self.settings.rescue)
+                if self.recorder.armed and not any(one.name.endswith("_events") for one in self._threads):
+                    self._thread(self._events)
             if isinstance(control.get("guard"), bool):
                 self.guard.arm(control["guard"], "control file")
         ask = self._read_changed(self.settings.folder / f"ask-{self.name}.json", "_ask_seen")

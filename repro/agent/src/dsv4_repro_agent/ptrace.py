@@ -15,7 +15,7 @@ _ANY = ctypes.c_ulong(-1)
 def allow() -> bool:
     """Allow it in this process. Returns whether the kernel took it (without Yama it answers EINVAL, and nothing is needed)."""
     try:
-        return ctypes.CDLL(None, use_errno=True).prctl(_SET_PTRACER, _ANY, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(_SET_PTRACER, _ANY, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
 
