@@ -117,6 +117,7 @@ class Driver:
             ) from error
         self._cu: Any = bindings
         self._context_device: Handle | None = None
+        self._context: Handle | None = None
         self.info: DeviceInfo | None = None
         # Buffers that a captured launch points to; kept until the process ends, as the graphs are.
         self._keep: list[Any] = []
@@ -191,8 +192,22 @@ class Driver:
         context = self._call("cuDevicePrimaryCtxRetain", device)
         self._call("cuCtxSetCurrent", context)
         self._context_device = device
+        self._context = context
         self.info = info
         return info
+
+    def use(self) -> None:
+        """Make this driver's context current again in this thread, after another device's was (one process, several GPUs)."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def reaches(self, other: Driver) -> bool:
+        """Whether this device can read and write the other's memory."""
+        return bool(self._call("cuDeviceCanAccessPeer", self._context_device, other._context_device))
+
+    def open_peer(self, other: Driver) -> None:
+        """From now on this device's kernels may use addresses of the other's memory. CudaCallError where it cannot."""
+        self.use()
+        self._call("cuCtxEnablePeerAccess", other._context, 0)
 
     # -- code --------------------------------------------------------------------------------------------------------------
 

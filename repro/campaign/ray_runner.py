@@ -23,6 +23,10 @@ from .session import TrialSession
 
 __all__ = ["RayPool", "run_remote_block"]
 
+#: Blocks given out for each slot: the next one waits at the node, so that a worker does not wait for the driver between two.
+_AHEAD = 2
+#: What the cluster looks like is asked for again after so long, seconds: each question goes to Ray's control service.
+_LOOK_S = 1.0
 _KEPT: dict[str, TrialSession] = {}
 _IDENTITIES: dict[str, Any] = {}
 
@@ -76,14 +80,23 @@ class RayPool:
         resources = {"num_gpus": 1, "num_cpus": 1} if gpu else {"num_cpus": 1}
         self._task = ray.remote(max_retries=0, scheduling_strategy="SPREAD", **resources)(run_remote_block)
         self._flying: dict[Any, tuple[Block, float]] = {}
+        self._seen: tuple[float, int, int] | None = None
+
+    def _look(self) -> tuple[int, int]:
+        """(slots, nodes alive), at most ``_LOOK_S`` old."""
+        now = self._clock.monotonic()
+        if self._seen is None or now - self._seen[0] >= _LOOK_S:
+            slots = max(int(self._ray.cluster_resources().get("GPU" if self._gpu else "CPU", 0)), 0)
+            self._seen = (now, slots, sum(node["Alive"] for node in self._ray.nodes()))
+        return self._seen[1], self._seen[2]
 
     def slots(self) -> int:
         """Blocks that the cluster can run at once now."""
-        return max(int(self._ray.cluster_resources().get("GPU" if self._gpu else "CPU", 0)), 0)
+        return self._look()[0]
 
     def free(self) -> int:
-        """Slots without a block; one is always given out, so that an empty cluster shows as waiting and not as the end."""
-        return max(self.slots(), 1) - len(self._flying)
+        """Blocks that may be given out: two a slot; some always, so that an empty cluster shows as waiting and not as the end."""
+        return _AHEAD * max(self.slots(), 1) - len(self._flying)
 
     def submit(self, block: Block) -> None:
         """Give a block to Ray."""
@@ -123,8 +136,8 @@ class RayPool:
     def doing(self) -> list[str]:
         """A line a block in flight, and the nodes."""
         now = self._clock.monotonic()
-        nodes = sum(node["Alive"] for node in self._ray.nodes())
-        lines = [f"ray: {nodes} nodes, {self.slots()} slots, {len(self._flying)} blocks out"]
+        slots, nodes = self._look()
+        lines = [f"ray: {nodes} nodes, {slots} slots, {len(self._flying)} blocks out"]
         return lines + [f"{block.cell.name}: {now - since:.1f} s" for block, since in list(self._flying.values())[:16]]
 
     def close(self) -> None:

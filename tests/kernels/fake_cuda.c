@@ -196,10 +196,13 @@ static void start_dumper(void) {
 
 R cuInit(unsigned f) { (void)f; return getenv("FAKE_CUDA_NO_DEVICE") ? NO_DEVICE : OK; }
 R cuDriverGetVersion(int *v) { *v = 13000; return OK; }
-R cuDeviceGetCount(int *n) { *n = 1; return OK; }
-R cuDeviceGet(int *d, int o) { *d = o; return o == 0 ? OK : INVALID_DEVICE; }
+static int devices(void) { const char *n = getenv("FAKE_CUDA_DEVICES"); return n ? atoi(n) : 1; }
+R cuDeviceGetCount(int *n) { *n = devices(); return OK; }
+R cuDeviceGet(int *d, int o) { *d = o; return o >= 0 && o < devices() ? OK : INVALID_DEVICE; }
+R cuDeviceCanAccessPeer(int *can, int a, int b) { *can = a != b; return OK; }
+R cuCtxEnablePeerAccess(void *c, unsigned f) { (void)c; (void)f; return OK; }
 R cuDeviceGetName(char *name, int n, int d) { (void)d; snprintf(name, n, "Fake GPU"); return OK; }
-R cuDeviceGetUuid(unsigned char *u, int d) { (void)d; for (int i = 0; i < 16; i++) u[i] = (unsigned char)(i + 1); return OK; }
+R cuDeviceGetUuid(unsigned char *u, int d) { for (int i = 0; i < 16; i++) u[i] = (unsigned char)(i + 1 + d); return OK; }
 R cuDeviceGetPCIBusId(char *s, int n, int d) { (void)d; snprintf(s, n, "0000:00:06.0"); return OK; }
 R cuDeviceTotalMem(size_t *n, int d) { (void)d; *n = (size_t)1 << 34; return OK; }
 R cuDeviceGetAttribute(int *v, int a, int d) {
@@ -214,7 +217,12 @@ R cuDeviceGetAttribute(int *v, int a, int d) {
     default: return INVALID_VALUE;
   }
 }
-R cuDevicePrimaryCtxRetain(void **c, int d) { (void)d; *c = (void *)1; start_dumper(); return OK; }
+R cuDevicePrimaryCtxRetain(void **c, int d) {
+  static int started;
+  *c = (void *)(intptr_t)(d + 1);
+  if (!started++) start_dumper();
+  return OK;
+}
 R cuCtxSetCurrent(void *c) { (void)c; return OK; }
 R cuCtxGetStreamPriorityRange(int *l, int *g) { *l = 0; *g = -5; return OK; }
 R cuModuleLoadData(Module **m, const void *image) {
@@ -224,7 +232,8 @@ R cuModuleLoadData(Module **m, const void *image) {
   return OK;
 }
 R cuModuleGetFunction(Function **f, Module *m, const char *name) {
-  if (!strstr(name, "topk") && !strstr(m->text, "companions")) return NOT_FOUND;
+  if (!strstr(name, "topk") && strcmp(name, "slot_holder") && strcmp(name, "sparse_mla_decode_kernel") &&
+      strcmp(name, "cross_rank_all_reduce")) return NOT_FOUND;
   *f = calloc(1, sizeof **f);
   (*f)->module = m;
   strncpy((*f)->name, name, sizeof (*f)->name - 1);
