@@ -17,6 +17,8 @@ __all__ = ["Movement", "Standing"]
 _COUNTERS = ("generation_tokens", "prompt_tokens", "iterations", "preemptions", "drafted", "accepted")
 #: Not work done, but published by the engine's loop: a change shows that it turns.
 _PUBLISHED = ("running", "waiting", "kv_usage")
+#: So many scrapes that lack what the one before had: then that is how it is.
+_MOST_TORN = 10
 
 
 @dataclass(slots=True)
@@ -43,8 +45,8 @@ class Standing:
 class Movement:
     """Of one server. ``now``: watched time. ``moved_at``: the clock's time of the last movement of any source, None: never seen.
 
-    ``restarted``: the last look saw counters fall back. ``preempted``: preemptions since tokens last moved. ``gap_s``: how long
-    nobody had looked before the last look, 0 if as usual.
+    ``restarted``: the last look saw counters fall back. ``torn``: the last scrape lacked figures of the one before. ``preempted``:
+    preemptions since tokens last moved. ``gap_s``: how long nobody had looked before the last look, 0 if as usual.
     """
 
     def __init__(self, longest_gap_s: float) -> None:
@@ -70,6 +72,9 @@ class Movement:
         self.wanted_since: float | None = None
         self.preempted = 0.0
         self._last_engine: EngineSample | None = None
+        self.torn = False
+        self._torn = 0
+        self._torn_at = -1.0
         self._last_by: dict[str, tuple[float | None, ...]] = {}
         self._last_load = 0
         self._load_open = False
@@ -122,6 +127,16 @@ class Movement:
         last = self._last_engine
         if last is not None and engine.at <= last.at:
             return
+        if last is not None and not _comparable(last, engine) and self._torn < _MOST_TORN:
+            if engine.at > self._torn_at:
+                self._torn_at = engine.at
+                self._torn += 1
+            self.torn = True
+            return
+        if self._torn >= _MOST_TORN:
+            # It stays so: the server really tells less, or has fewer engines.
+            last = None
+        self._torn, self.torn = 0, False
         self._last_engine = engine
         now = self.now
         if last is None or self.engine is None or self.loop is None or self.tokens is None:
@@ -225,6 +240,18 @@ class Movement:
             for name, standing in self.engines.items()
             if self.engines_running.get(name, 0.0) > 0
         }
+
+
+def _comparable(last: EngineSample, new: EngineSample) -> bool:
+    """Whether both tell the same figures of the same engines. A part of an exposition looks like counters that fell or stand."""
+    if any(getattr(last, name) is not None and getattr(new, name) is None for name in ("generation_tokens", "iterations")):
+        return False
+    if set(last.by_engine) - set(new.by_engine):
+        return False
+    return not any(
+        last.by_engine[name].generation_tokens is not None and new.by_engine[name].generation_tokens is None
+        for name in last.by_engine
+    )
 
 
 def _change(before: float | None, after: float | None) -> float:

@@ -367,6 +367,8 @@ class ServerWatchdog:
             blind.append(Blind("/metrics", "not looked at"))
         elif engine.error:
             blind.append(Blind("/metrics", engine.error))
+        elif self._movement.torn:
+            blind.append(Blind("/metrics", "the scrape lacks figures of the one before: it is a part, and not compared"))
         else:
             if engine.generation_tokens is None and engine.iterations is None:
                 blind.append(Blind("/metrics", "token and iteration counters are not exported"))

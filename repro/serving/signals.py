@@ -16,6 +16,7 @@ from pathlib import Path
 from ...clock import SYSTEM, Clock
 from ...forensics.collect.engine_log_tail import LogTail
 from ...forensics.collect.engine_metrics import EngineReading, scrape
+from ...forensics.device_state import Unread
 from ...forensics.evidence.engine_log import EVENTS
 from .process_stat import read_stat
 from .records import EngineCounters, EngineSample, LogSample, ProcessSample, ServerTarget
@@ -103,6 +104,9 @@ def engine_sample(reading: EngineReading) -> EngineSample:
         return None if name not in values else min(int(values[name]), 1 << 53)
 
     errors = [entry for entry in reading.unread if entry.what == "/metrics"]
+    if reading.bad_lines and not errors:
+        # Sums over the lines that did parse would be of another thing than the sums before.
+        errors = [Unread("/metrics", f"{reading.bad_lines} lines of vLLM's counters do not parse: the scrape is torn")]
     return EngineSample(
         at=reading.at,
         took_s=reading.took_s,

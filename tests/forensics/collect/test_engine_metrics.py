@@ -211,7 +211,8 @@ def test_a_server_that_drips_or_is_silent_does_not_outlast_the_deadline(answer: 
     ("raw", "why"),
     [
         (b"", "without an answer"), (b"SSH-2.0-OpenSSH_9\r\n", "not an HTTP answer"),
-        (reply("404 Not Found", b"no"), "HTTP status 404"), (reply("401 Unauthorized", b"no"), "HTTP status 401"), (reply("200 OK", b"<html>"), "is a document"),
+        (reply("404 Not Found", b"no"), "HTTP status 404"),
+        (reply("401 Unauthorized", b"no"), "HTTP status 401"), (reply("200 OK", b"<html>"), "is a document"),
         (reply("200 OK", TEXT[:100], length=9999), "cut short"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 500 + b"\r\n", "not an HTTP"),
         (b"\x00" * 100, "not an HTTP answer"),

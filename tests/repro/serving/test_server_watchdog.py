@@ -695,6 +695,21 @@ def test_time_that_stands_or_runs_back_is_harmless() -> None:
         assert watchdog.observe(world.step(dt)).state == "healthy"
 
 
+def test_a_part_of_an_exposition_is_no_stand_still_and_no_restart() -> None:
+    """The rest of the text is missing: counters absent, or those of one engine."""
+    for part in ({"generation_tokens": None, "iterations": None}, {"by_engine": {"0": EngineCounters(3, 1.0, 1.0)}}):
+        world, watchdog = served(rings=False, engines={"0": EngineCounters(3, 1.0, 1.0), "1": EngineCounters(3, 5.0, 1.0)})
+        world.wedge()
+        found = []
+        for _ in range(32):
+            snapshot = world.step()
+            assert snapshot.engine is not None
+            engine = dataclasses.replace(snapshot.engine, **part, **({} if "by_engine" not in part else {"generation_tokens": 1.0}))
+            found.append(watchdog.observe(dataclasses.replace(snapshot, engine=engine)))
+        assert set(states(found)) <= {"healthy", "suspect"}
+        assert any(blind.signal == "/metrics" and "part" in blind.why for blind in found[-1].blind)
+
+
 # -- properties --------------------------------------------------------------------------------------------------------------
 
 SITUATIONS = st.sampled_from(["decode", "slow", "prefill", "idle", "compile", "gap", "metrics lost", "rings lost", "few"])
@@ -773,7 +788,8 @@ def test_any_snapshot_gives_an_assessment(data: st.DataObject) -> None:
             st.sampled_from(
                 [
                     ("moving", True), ("moving", False), ("running", 0), ("running", 3), ("running", None), ("util", None),
-                    ("util", 100), ("util", 0), ("mem", None), ("mem", 0), ("mem", 50), ("power", None), ("power", 120.0), ("busy", None),
+                    ("util", 100), ("util", 0), ("mem", None), ("mem", 0), ("mem", 50), ("power", None), ("power", 120.0),
+                    ("busy", None),
                     ("busy", 600.0), ("health", None), ("health", 200), ("health", 503), ("rings", False), ("rings", True),
                     ("heard", None), ("heard", 50.0), ("healthy_s", None), ("xids", (79,)), ("tokens", 0.0), ("host", (0,)),
                     ("metrics_error", "x"), ("metrics_error", ""), ("log", None), ("canary_waiting", 9.0), ("cards", False),
