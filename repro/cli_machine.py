@@ -19,11 +19,14 @@ def register(app: typer.Typer) -> None:
     def doctor(
         common: Common,
         clean: Annotated[bool, typer.Option("--clean", help="End leftover processes of earlier runs (asks, or --yes).")] = False,
+        pid: Annotated[
+            int | None, typer.Option("--pid", help="A server's process: is the agent armed in each of its workers?", min=1)
+        ] = None,
     ) -> int:
-        """What this machine, container and user can do, each with its remedy."""
+        """What this machine, container and user can do, each with its remedy; with --pid also a server's agents."""
         from .doctor import run_doctor
 
-        return run_doctor(common, clean=clean)
+        return run_doctor(common, clean=clean, pid=pid)
 
     @app.command(short_help="About a minute on any card, and one small file to paste back.")
     @flags(Common)

@@ -253,8 +253,13 @@ def _served(machine: Machine) -> Check:
     return Check(id="vllm", what=what, state="yes", found=f"vllm {vllm}, torch {torch or 'not installed'}")
 
 
-def report(machine: Machine, leftovers: Sequence[Leftover] = (), cleaned: dict[int, str] | None = None) -> DoctorReport:
-    """The document."""
+def report(
+    machine: Machine,
+    leftovers: Sequence[Leftover] = (),
+    cleaned: dict[int, str] | None = None,
+    more: Sequence[Check] = (),
+) -> DoctorReport:
+    """The document. ``more``: checks of a server, after those of the machine."""
     facts = {
         "system": machine.system,
         "kernel": machine.kernel,
@@ -266,7 +271,7 @@ def report(machine: Machine, leftovers: Sequence[Leftover] = (), cleaned: dict[i
     }
     return DoctorReport(
         machine=facts,
-        checks=tuple(checks(machine)),
+        checks=(*checks(machine), *more),
         grounds=grounds_here(machine),
         leftovers=tuple({"pid": item.pid, "run": item.run, "command": item.command} for item in leftovers),
         cleaned={str(pid): how for pid, how in (cleaned or {}).items()},
@@ -293,8 +298,11 @@ def doctor_lines(document: DoctorReport) -> list[str]:
     return lines
 
 
-def run_doctor(common: Common, *, clean: bool) -> int:
-    """The verb: 0 always, whatever is missing; a leftover is ended only with ``--clean`` and consent."""
+def run_doctor(common: Common, *, clean: bool, pid: int | None = None) -> int:
+    """The verb: 0 always, whatever is missing; a leftover is ended only with ``--clean`` and consent.
+
+    ``pid``: of a server, whose workers are asked whether the agent is armed. UnavailableError: no such process.
+    """
     screen = Screen(as_json=common.as_json)
     screen.progress("looking at this machine")
     machine = probe_machine(runs=common.out or Path("runs"))
@@ -302,7 +310,12 @@ def run_doctor(common: Common, *, clean: bool) -> int:
     cleaned: dict[int, str] = {}
     if clean and leftovers and (common.yes or _consent(screen, leftovers)):
         cleaned = end_leftovers(leftovers)
-    document = report(machine, leftovers, cleaned)
+    more: Sequence[Check] = ()
+    if pid is not None:
+        from .armed import armed_of
+
+        more = armed_of(pid)
+    document = report(machine, leftovers, cleaned, more)
     screen.end_progress()
     screen.say(*doctor_lines(document))
     screen.document(document.model_dump(mode="json", by_alias=True))

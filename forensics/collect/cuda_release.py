@@ -22,7 +22,8 @@ from .cuda_gdb import _FAILURES, SCRIPTS, CudaGdb, _environment
 
 __all__ = ["ReleaseOutcome", "Releaser", "Verdict", "release_command", "release_events"]
 
-_LINE = re.compile(r"^dsv4-repro: release (\{.*\})$", re.MULTILINE)
+#: Also behind a prompt, which an interactive debugger prints without a line's end.
+_LINE = re.compile(r"dsv4-repro: release (\{.*\})$", re.MULTILINE)
 _MOST_TEXT = 32 << 20
 #: The attach itself, beyond what the script is given: seconds.
 _ATTACH_S = 30.0
