@@ -22,6 +22,8 @@ __all__ = ["BusyLevel", "CardReader"]
 _GPM_S = 1.0
 _HOLDERS_S = 5.0
 _MOST_XIDS = 16
+#: So long an Xid stands in the samples.
+_XIDS_S = 120.0
 
 
 class BusyLevel:
@@ -53,7 +55,7 @@ class _Card:
         self.gpm_at = -1e9
         self.holders_at = -1e9
         self.others: int | None = None
-        self.xids: list[int] = []
+        self.xids: deque[tuple[float, int]] = deque(maxlen=_MOST_XIDS)
         self.last: DeviceSample | None = None
         try:
             self.gpm = Gpm(device, clock)
@@ -145,8 +147,8 @@ class CardReader:
         except (self._n.NVMLError, AttributeError):
             uuid = None
         for card in self._cards:
-            if uuid in (None, card.uuid) and len(card.xids) < _MOST_XIDS:
-                card.xids.append(int(event.eventData))
+            if uuid in (None, card.uuid):
+                card.xids.append((self._clock.monotonic(), int(event.eventData)))
 
     def _one(self, card: _Card) -> DeviceSample:
         seen = card.device.sample(clock=self._clock)
@@ -175,7 +177,7 @@ class CardReader:
             sm_clock_mhz=seen.sm_clock_mhz,
             memory_used=seen.memory_used,
             sm_occupancy=gpm.sm_occupancy if gpm is not None else None,
-            xids=tuple(card.xids),
+            xids=tuple(xid for at, xid in card.xids if seen.at - at <= _XIDS_S),
             unread=tuple(unread),
             sm_util=gpm.sm_util if gpm is not None else None,
             dram_util=gpm.dram_bw_util if gpm is not None else None,

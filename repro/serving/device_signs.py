@@ -39,6 +39,7 @@ class DeviceTrack:
         self.spin_since: float | None = None
         self.idle_since: float | None = None
         self.xids: tuple[int, ...] = ()
+        self.xid_since: float | None = None
 
     def look(self, now: float, sample: DeviceSample) -> None:
         if self._last_at is not None and sample.at <= self._last_at:
@@ -51,7 +52,9 @@ class DeviceTrack:
         spin, idle = self._spins(sample), sample.utilisation is not None and sample.utilisation <= self._limits.idle_percent
         self.spin_since = (now if self.spin_since is None else self.spin_since) if spin else None
         self.idle_since = (now if self.idle_since is None else self.idle_since) if idle else None
-        self.xids = tuple(dict.fromkeys([*self.xids, *sample.xids]))[:16]
+        if set(sample.xids) - set(self.xids):
+            self.xid_since = now
+        self.xids = sample.xids
 
     def _spins(self, sample: DeviceSample) -> bool:
         limits = self._limits
@@ -65,6 +68,10 @@ class DeviceTrack:
     @property
     def newest(self) -> DeviceSample | None:
         return self.samples[-1][1] if self.samples else None
+
+    def since(self, moment: float) -> float:
+        """Watched time from ``moment`` to the newest sample."""
+        return self.samples[-1][0] - moment if self.samples else 0.0
 
     def spin_s(self) -> float:
         """How long it was seen spinning, as far as NVML's utilisation and memory figures go."""
@@ -248,8 +255,11 @@ def spin_signs(
     if not live:
         signs.blind.append(Blind("NVML", "no card of the server was read"))
         return signs
-    faults = sorted({xid for track in live.values() for xid in track.xids} & FATAL_XIDS)
-    if faults and max(still_s, engine_still_s) >= limits.still_s:
+    standing = max(still_s, engine_still_s)
+    # An Xid that the server has moved on after is none of this stand-still's.
+    near = [track for track in live.values() if track.xid_since is not None and track.since(track.xid_since) <= standing + 5.0]
+    faults = sorted({xid for track in near for xid in track.xids} & FATAL_XIDS)
+    if faults and standing >= limits.still_s:
         signs.signals.append(f"NVML reported Xid {', '.join(map(str, faults))}")
     own = {name: track for name, track in live.items() if not (track.newest and track.newest.others)}
     spinning = {name: track for name, track in own.items() if track.spin_since is not None}

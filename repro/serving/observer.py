@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from ...clock import SYSTEM, Clock
 from ...errors import ReproError
+from ...forensics.collect.nvml import Nvml
 from ..ground import Emit
 from .card_signals import CardReader
 from .rank_signals import RingReader
@@ -140,6 +141,7 @@ class Observer:
         canary_s: float = 30.0,
         on_change: Callable[[Snapshot, Assessment], None] | None = None,
         cards: bool = True,
+        nvml: Callable[[], Nvml] = Nvml,
         proc: Path = Path("/proc"),
     ) -> None:
         self._clock, self._emit = clock, emit
@@ -148,7 +150,7 @@ class Observer:
         self._periods = periods or Periods()
         self._watchdog = ServerWatchdog(limits)
         self._refind, self._exit_status, self._on_change = refind, exit_status, on_change
-        self._use_cards, self._proc = cards, proc
+        self._use_cards, self._nvml, self._proc = cards, nvml, proc
         self._canary = Canary(ask, period_s=canary_s, clock=clock) if ask is not None else None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -226,7 +228,7 @@ class Observer:
         return all(ended)
 
     def _make_cards(self, target: ServerTarget, processes: ProcessReader) -> Callable[[], Any]:
-        reader = CardReader(target.ranks, lambda: processes.pids, clock=self._clock)
+        reader = CardReader(target.ranks, lambda: processes.pids, nvml=self._nvml(), clock=self._clock)
         self._cards_reader = reader
 
         def look() -> Any:

@@ -16,7 +16,7 @@ __all__ = ["RingReader"]
 
 _MOST_FILES = 4096
 _MOST_RINGS = 1024
-_NEWEST = 24
+_NEWEST = 16
 _LIST_S = 2.0
 
 

@@ -231,6 +231,8 @@ class ProcessReader:
         self._exit_status = exit_status
         self._starts: dict[int, int] = {rank.pid: rank.start_ticks for rank in target.ranks if rank.start_ticks}
         self._roles = dict(target.tree)
+        self._next_scan = -1e9
+        self._compiler_pids: tuple[int, ...] = ()
         for rank in target.ranks:
             self._roles.setdefault(rank.pid, "worker")
         for pid in target.engine_pids:
@@ -264,6 +266,17 @@ class ProcessReader:
         return ProcessSample(now, pid, role, stat.state, stat.cpu_s, status)
 
     def _compilers(self, now: float) -> list[ProcessSample]:
+        """The pass over /proc is made at most once a second, and takes a fiftieth of the time on a machine full of processes."""
+        if now < self._next_scan:
+            again = ((pid, read_stat(pid, self._proc)) for pid in self._compiler_pids)
+            return [ProcessSample(now, pid, "compiler", stat.state, stat.cpu_s) for pid, stat in again if stat is not None]
+        found = self._scan(now)
+        self._compiler_pids = tuple(sample.pid for sample in found)
+        took = self._clock.monotonic() - now
+        self._next_scan = now + max(1.0, 50 * took)
+        return found
+
+    def _scan(self, now: float) -> list[ProcessSample]:
         parents: dict[int, int] = {}
         found = []
         try:

@@ -282,6 +282,10 @@ def test_an_xid_of_a_server_that_goes_on_is_no_hang() -> None:
     world, watchdog = served(rings=False)
     world.xids = (31, 45)
     assert states(run(world, 30, watchdog)) == ["healthy"]
+    # Half a minute later its host stands for another reason.
+    world.moving = False
+    world.idle()
+    assert "hung" not in states(run(world, 30, watchdog))
 
 
 def test_all_ranks_in_the_same_kernel() -> None:
@@ -697,14 +701,18 @@ def test_time_that_stands_or_runs_back_is_harmless() -> None:
 
 def test_a_part_of_an_exposition_is_no_stand_still_and_no_restart() -> None:
     """The rest of the text is missing: counters absent, or those of one engine."""
-    for part in ({"generation_tokens": None, "iterations": None}, {"by_engine": {"0": EngineCounters(3, 1.0, 1.0)}}):
+    parts: tuple[dict[str, Any], ...] = (
+        {"generation_tokens": None, "iterations": None},
+        {"by_engine": {"0": EngineCounters(3, 1.0, 1.0)}, "generation_tokens": 1.0},
+    )
+    for part in parts:
         world, watchdog = served(rings=False, engines={"0": EngineCounters(3, 1.0, 1.0), "1": EngineCounters(3, 5.0, 1.0)})
         world.wedge()
         found = []
         for _ in range(32):
             snapshot = world.step()
             assert snapshot.engine is not None
-            engine = dataclasses.replace(snapshot.engine, **part, **({} if "by_engine" not in part else {"generation_tokens": 1.0}))
+            engine = dataclasses.replace(snapshot.engine, **part)
             found.append(watchdog.observe(dataclasses.replace(snapshot, engine=engine)))
         assert set(states(found)) <= {"healthy", "suspect"}
         assert any(blind.signal == "/metrics" and "part" in blind.why for blind in found[-1].blind)
