@@ -37,6 +37,7 @@ PUBLISHED: Mapping[str, tuple[str, str]] = {
     "show": ("repro.documents", "ShowDocument"),
     "timeline-line": ("repro.run_records", "TimelineLine"),
     "verify": ("repro.campaign.documents", "VerifyDocument"),
+    "webhook": ("repro.serving.hang_actions", "webhook_schema"),
     "why": ("repro.why_document", "WhyDocument"),
     "verify-rows": ("repro.campaign.documents", "VerifyRowsDocument"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from ..forensics.collect.process_table import start_ticks
 from ..forensics.records import Diagnosis, Evidence
 from .console import Screen, printable
 from .serving.exporter import Exporter, parse_listen
-from .serving.hang_actions import HangCommand, checked_webhook, redacted, send_webhook
+from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook, redacted, send_webhook
 from .serving.records import ServerTarget
 from .serving.run_retention import prune_runs
 from .serving.watch_loop import Hang, ObserverLike, WatchLoop
@@ -98,17 +99,23 @@ def _observe(target: ServerTarget, emit: Callable[..., None], clock: Clock) -> O
     return Observer(target, emit=emit, clock=clock)
 
 
-def _capture(clock: Clock) -> Keep:
+def _capture(clock: Clock, say: Callable[..., None]) -> Keep:
     """Evidence and verdict by the server ground's own code. Without --attach nothing that needs ptrace."""
 
     def keep(hang: Hang, store: RunStore, attach: bool) -> Diagnosis | None:
         from .serving.server_capture import capture_server
         from .serving.server_verdict import diagnose_server
 
+        left: list[subprocess.Popen[bytes]] = []
         captures = capture_server(
             hang.target, store.evidence_folder, store.emit, snapshot=hang.snapshot, budget_s=CAPTURE_S, attach=attach,
-            allow_dump=False, stacks=attach, clock=clock,
+            allow_dump=False, stacks=attach, moved=hang.moved, left=left, clock=clock,
         )  # fmt: skip
+        for debugger in left:
+            # Ending a debugger that is attached can end the server; that is the operator's to decide.
+            why = f"cuda-gdb (pid {debugger.pid}) did not come back and is left alone, attached"
+            store.emit("capture", what="debugger left", pid=debugger.pid)
+            say(f"{why}; ending it can end the server", style="bad")
         for capture in captures:
             for artefact in capture.artefacts:
                 store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
@@ -180,7 +187,7 @@ class _Actions:
         verdict = diagnosis.verdict
         document = redacted(
             {
-                "schema": "dsv4-repro/webhook/1", "event": "hang", "when": utc_stamp(self._clock), "outcome": diagnosis.outcome,
+                "schema": WEBHOOK_SCHEMA, "event": "hang", "when": utc_stamp(self._clock), "outcome": diagnosis.outcome,
                 "class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence, "signature": verdict.signature,
                 "sentence": verdict.sentence, "live_requests": hang.assessment.live_requests, "hang_number": hang.number,
                 "still_s": round(hang.assessment.at - hang.assessment.since, 1),
@@ -242,7 +249,7 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM, keep:
     screen = Screen(as_json=common.as_json, clock=clock)
     root = common.out if common.out is not None else Path("runs")
     finder = _Finder(flags.pid, flags.url, clock)
-    actions = _Actions(flags, root, screen, keep or _capture(clock), clock)
+    actions = _Actions(flags, root, screen, keep or _capture(clock, screen.say), clock)
     loop = WatchLoop(finder, lambda target, emit: _observe(target, emit, clock), actions, _teller(screen, clock), clock=clock)
     exporter = Exporter(address, lambda: loop.state) if address is not None else None
     patient = False

@@ -74,6 +74,7 @@ class WhyDocument(_Part):
     cause: WhyCause | None = None
     deadline: WhyDeadline | None = None
     build: WhyBuild | None = None
+    agent: tuple[str, ...] = ()
     unread: tuple[dict[str, Any], ...] = ()
     next: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -110,6 +111,8 @@ def why_lines(document: WhyDocument) -> list[str]:
         lines += wrap(f"deadline ({document.deadline.known}): {document.deadline.text}", indent="  ")
     if document.build is not None:
         lines += wrap(f"vllm-51593 in this build: {document.build.affected}; {document.build.text}", indent="  ")
+    for text in document.agent:
+        lines += wrap(f"agent: {text}", indent="  ")
     for item in document.unread:
         remedy = f" ({item['remedy']})" if item.get("remedy") else ""
         lines += wrap(f"could not read {item['what']}: {item['why']}{remedy}", indent="  ")

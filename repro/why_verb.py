@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..clock import SYSTEM, Clock
 from ..errors import ReproError, UnavailableError
 from ..forensics.device_state import Unread
-from .console import Screen
+from .console import Screen, printable
 from .serving.records import ServerTarget
 from .serving.standing import Standing
 from .serving.why_look import Look, look
@@ -70,6 +70,29 @@ def _power(seen: Look) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _agent(seen: Look) -> tuple[str, ...]:
+    """What the agents of its workers have on, by their own status files."""
+    from .agent_show import read_agents
+
+    folder = seen.target.agent_folder
+    if folder is None:
+        return ()
+    try:
+        agents = read_agents(folder).ranks
+    except ReproError as error:
+        return (f"its files cannot be read: {error}",)
+    lines = []
+    for rank in seen.target.ranks:
+        found = next((agent for agent in agents if agent.pid == rank.pid), None)
+        armed = (found.status or {}).get("armed") if found is not None else None
+        on = sorted(str(name) for name, value in armed.items() if value is True) if isinstance(armed, dict) else []
+        name = f"rank {rank.rank}" if rank.rank is not None else f"worker {rank.pid}"
+        released = f", {found.releases} waits released" if found is not None and found.releases else ""
+        state = "has no agent" if found is None else f"armed: {', '.join(on) or 'nothing'}{released}"
+        lines.append(printable(f"{name}: {state}", limit=300))
+    return tuple(lines)
+
+
 def _windows(seen: Look) -> dict[int, tuple[float | None, str]]:
     found = {}
     for item in seen.snapshots[-1].progress if seen.snapshots else ():
@@ -94,10 +117,11 @@ def _cause(seen: Look) -> WhyCause | None:
     if stand.state == "hung" and judged.class_ in ("unknown", "not-hung"):
         doubt = f" The evidence alone would say {judged.class_}: {judged.sentence}" if judged.class_ == "not-hung" else ""
         if len(seen.target.ranks) == 1:
-            text = "A kernel is resident and does not end; which one, and what it waits for, only the device's own state tells."
-            return WhyCause.model_validate(
-                {"class": "gpu-kernel-stuck", "confidence": "low" if doubt else "medium", "sentence": text + note + doubt}
-            )
+            resident = any(signal.startswith("GPU ") for signal in stand.device_signals)
+            what = "A kernel is resident and does not end" if resident else "Work that was launched on the GPU does not end"
+            text = f"{what}; which kernel, and what it waits for, only the device's own state tells."
+            confidence = "medium" if resident and not doubt else "low"
+            return WhyCause.model_validate({"class": "gpu-kernel-stuck", "confidence": confidence, "sentence": text + note + doubt})
         text = "Several ranks: from outside, a stuck kernel and a collective that waits for a rank look alike."
         return WhyCause.model_validate({"class": "unknown", "confidence": "low", "sentence": text + note + doubt})
     return WhyCause.model_validate(
@@ -162,6 +186,7 @@ def document_of(seen: Look, seconds: float) -> WhyDocument:
                 state=seen.deadline.state, limit_s=seen.deadline.limit_s, remaining_s=seen.deadline.remaining_s,
                 known=seen.deadline.known, text=seen.deadline.text,
             ),
+            "agent": _agent(seen),
             "build": WhyBuild(
                 affected=build.affected, text=build.text, releases=build.releases, live_requests=build.live_counts
             )

@@ -32,6 +32,7 @@ class WatchState:
     looks: int = 0
     hangs: int = 0
     restarts: int = 0
+    releases: int | None = None
     last_hang: float | None = None
     run: str = ""
     reason: str = ""
@@ -68,6 +69,7 @@ class _Families:
         for name, text, value in (
             ("still_seconds", "Seconds since the server last moved.", seen.still_s),
             ("live_requests", "Requests that run.", seen.live_requests),
+            ("agent_releases", "Waits that the agents of the workers that run have released.", seen.releases),
             ("last_hang_timestamp_seconds", "When the last hang was found.", seen.last_hang),
         ):
             if value is not None:

@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 from ...clock import SYSTEM, Clock
 from ...errors import UsageError
 
-__all__ = ["HangCommand", "checked_webhook", "redacted", "send_webhook"]
+__all__ = ["WEBHOOK_SCHEMA", "HangCommand", "checked_webhook", "redacted", "send_webhook", "webhook_schema"]
 
+WEBHOOK_SCHEMA = "dsv4-repro/webhook/1"
 OUTPUT_BYTES = 1 << 20
 TERM_S = 5.0
 WEBHOOK_S = 10.0
@@ -127,6 +128,19 @@ def checked_webhook(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
         raise UsageError("--webhook is no http or https URL")
     return url
+
+
+def webhook_schema() -> dict[str, Any]:
+    """The JSON Schema of the message."""
+    text: dict[str, Any] = {"type": "string"}
+    maybe: dict[str, Any] = {"type": ["string", "null"]}
+    properties: dict[str, Any] = {
+        "schema": {"const": WEBHOOK_SCHEMA}, "event": {"const": "hang"}, "when": text,
+        "outcome": {"enum": ["hang", "clean", "other", "inconclusive"]}, "class": text, "cause": maybe,
+        "confidence": {"enum": ["high", "medium", "low"]}, "signature": maybe, "sentence": text,
+        "live_requests": {"type": ["integer", "null"]}, "hang_number": {"type": "integer"}, "still_s": {"type": "number"},
+    }  # fmt: skip
+    return {"title": "WebhookMessage", "type": "object", "required": sorted(properties), "properties": properties}
 
 
 def redacted(document: Mapping[str, Any], hosts: Sequence[str] = ()) -> dict[str, Any]:

@@ -156,13 +156,13 @@ def standing(snapshots: Sequence[Snapshot], assessment: Assessment | None = None
     if running is not None:
         stands.append(f"{running} requests run, {waiting if waiting is not None else '?'} wait; {_health_text(health)}")
     reasons = (*stands, *why)
-    if unfinished and not against:
+    if unfinished and not against and not (assessment is not None and assessment.device_signals):
         pids = ", ".join(str(item.pid) for item in unfinished[:8])
         signals.append(f"recorder: the event behind the last step has not completed (pid {pids})")
     confirmed = assessment is not None and assessment.state == "hung" and bool(assessment.device_signals or signals)
     if confirmed and assessment is not None:
         signals = list(dict.fromkeys([*signals, *assessment.device_signals]))
-        reasons = tuple(dict.fromkeys([*reasons, *assessment.reasons]))
+        reasons = tuple(text for text in dict.fromkeys([*reasons, *assessment.reasons]) if text not in signals)
     hung = confirmed or (still is not None and still >= STILL_S and bool(signals) and not against)
     return Standing("hung" if hung else "suspect", reasons, still, known, tuple(signals), tuple(against), live)
 

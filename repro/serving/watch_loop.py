@@ -45,13 +45,15 @@ class ObserverLike(Protocol):
 
 @dataclass(frozen=True)
 class Hang:
-    """A hang as it was found: handed over once. ``recent``: the timeline lines before it (kind and fields), oldest first."""
+    """A hang as it was found: handed over once. ``recent``: the timeline lines before it (kind and fields), oldest first.
+    ``moved``: what the observer, which goes on looking, has seen move since; "" as long as it still hangs."""
 
     target: ServerTarget
     snapshot: Snapshot
     assessment: Assessment
     recent: tuple[tuple[str, Mapping[str, Any]], ...]
     number: int
+    moved: Callable[[], str] = lambda: ""
 
 
 class WatchLoop:
@@ -139,16 +141,33 @@ class WatchLoop:
             live_requests=assessment.live_requests,
             looks=self.state.looks + 1,
             reason=assessment.reasons[0] if assessment.reasons else "",
+            releases=self._released(snapshot),
         )
         if assessment.state != before:
             style = {"hung": "bad", "crashed": "bad", "healthy": "good"}.get(assessment.state, "note")
             why = f": {assessment.reasons[0]}" if assessment.reasons else ""
             self._say(f"{before} -> {assessment.state}{why}", style=style)
 
+    def _released(self, snapshot: Snapshot) -> int | None:
+        """Releases by the agents' own count; a new one is said."""
+        before = self.state.releases
+        if not snapshot.progress:
+            return before
+        now = sum(item.releases for item in snapshot.progress)
+        if before is not None and now > before:
+            self._say(f"the agent released {now - before} wait(s): {now} since the workers started", style="note")
+        return now
+
     def _hand_over(self, snapshot: Snapshot, assessment: Assessment) -> None:
         assert self._target is not None
         self._set(hangs=self.state.hangs + 1, last_hang=self._clock.wall())
-        hang = Hang(self._target, snapshot, assessment, tuple(self._recent), self.state.hangs)
+        observer = self._observer
+
+        def moved() -> str:
+            latest = observer.latest() if observer is not None else None
+            return f"the watchdog says {latest[1].state}" if latest is not None and latest[1].state != "hung" else ""
+
+        hang = Hang(self._target, snapshot, assessment, tuple(self._recent), self.state.hangs, moved)
         try:
             self._set(run=self._on_hang(hang))
         except ReproError as error:

@@ -18,10 +18,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.child import package_path
+from dsv4_repro.repro.schemas import schema_of
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
@@ -99,6 +101,11 @@ def test_once_on_a_wedged_server_keeps_the_evidence_and_tells_everybody_once(
     (body,) = bodies
     assert (body["event"], body["outcome"], body["live_requests"]) == ("hang", "hang", 3)
     assert str(tmp_path) not in json.dumps(body)
+    jsonschema.validate(body, schema_of("webhook"))
+    # The run directory is one like any other.
+    assert main(["autopsy", str(run)]) == 3
+    assert main(["report", str(run), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "report.md").is_file()
 
 
 def test_once_on_a_working_server_is_fine(stand_in: _Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

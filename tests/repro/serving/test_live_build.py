@@ -1,0 +1,101 @@
+"""Is a live build affected: from a process as /proc shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsv4_repro.forensics.audit import known_builds
+from dsv4_repro.repro.serving.live_build import live_build, loaded_libraries, read_arguments
+
+SERVE = (
+    "vllm", "serve", "m", "--max-model-len", "16384", "--max-num-seqs", "16", "--speculative-config",
+    '{"method":"mtp","num_speculative_tokens":1}',
+)  # fmt: skip
+PID = 4711
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc with one worker, in whose own root lies a vLLM."""
+    process = tmp_path / "proc" / str(PID)
+    package = process / "root" / "opt" / "site-packages" / "vllm"
+    (package / "v1/attention/backends/mla").mkdir(parents=True)
+    (package / "_version.py").write_text("version = '0.0'\n")
+    (package / "v1/attention/backends/mla/indexer.py").write_text("x = 1\n")
+    (process / "maps").write_text(
+        "7f00-7f01 r-xp 00000000 08:01 1   /usr/lib/libc.so.6\n"
+        "7f02-7f03 r-xp 00000000 08:01 2   /opt/site-packages/vllm/_C_stable_libtorch.abi3.so\n"
+        "7f03-7f04 r--p 00000000 08:01 2   /opt/site-packages/vllm/_C_stable_libtorch.abi3.so\n"
+        "7f04-7f05 rw-p 00000000 00:00 0\n"
+    )
+    (process / "cmdline").write_bytes("\0".join(SERVE).encode() + b"\0")
+    return tmp_path / "proc"
+
+
+def _releases(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[dict[str, bytes]]:
+    asked: list[dict[str, bytes]] = []
+
+    def find(members: dict[str, bytes]) -> tuple[str, ...]:
+        asked.append(dict(members))
+        return names if members else ()
+
+    monkeypatch.setattr(known_builds, "releases_with_python", find)
+    return asked
+
+
+def test_the_process_is_read_through_its_own_root(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loaded_libraries(PID, proc) == ("/opt/site-packages/vllm/_C_stable_libtorch.abi3.so",)
+    assert read_arguments(PID, proc) == SERVE
+    asked = _releases(monkeypatch, "0.23.0")
+    found = live_build(PID, SERVE, proc=proc)
+    assert asked == [{"vllm/_version.py": b"version = '0.0'\n", "vllm/v1/attention/backends/mla/indexer.py": b"x = 1\n"}]
+    assert (found.affected, found.releases) == ("possible", ("0.23.0",))
+    assert found.live_counts is not None
+    assert 3 in found.live_counts
+    assert 4 not in found.live_counts
+    assert f"dsv4-repro audit {PID}" in found.text
+
+
+def test_a_fixed_release_is_not_affected_whatever_its_flags(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _releases(monkeypatch, "0.28.0", "0.29.0")
+    found = live_build(PID, (), proc=proc)
+    assert found.affected == "no"
+    assert "0.28.0 or 0.29.0" in found.text
+
+
+@pytest.mark.parametrize(
+    "more", [("--enforce-eager",), ("--compilation-config", '{"cudagraph_mode":"PIECEWISE"}'), ("--speculative-config", "{}")]
+)
+def test_flags_under_which_nothing_is_padded(proc: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]) -> None:
+    _releases(monkeypatch, "0.23.0")
+    plain = SERVE[:7] if more[0] == "--speculative-config" else SERVE
+    words = plain if more[0] == "--speculative-config" else (*plain, *more)
+    assert live_build(PID, words, proc=proc).affected == "no"
+
+
+def test_what_cannot_be_known_is_not_known(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _releases(monkeypatch)
+    assert live_build(PID, SERVE, proc=proc).affected == "not known"
+    _releases(monkeypatch, "0.23.0")
+    found = live_build(PID, ("VLLM::Worker",), proc=proc)
+    assert found.affected == "not known"
+    assert any("flags" in item.what for item in found.unread)
+    found = live_build(1, SERVE, proc=proc)
+    assert found.affected == "not known"
+    assert any(item.what == "/proc/1/maps" for item in found.unread)
+    _releases(monkeypatch, "0.27.1", "0.28.0")
+    assert live_build(PID, SERVE, proc=proc).affected == "not known"
+    broken = live_build(PID, (*SERVE[:4], "-5"), proc=proc)
+    assert broken.live_counts is None
+
+
+def test_a_deleted_library_and_a_process_without_one(proc: Path) -> None:
+    maps = proc / str(PID) / "maps"
+    maps.write_text("7f02-7f03 r-xp 00000000 08:01 2   /opt/site-packages/vllm/_C.abi3.so (deleted)\n")
+    assert loaded_libraries(PID, proc) == ("/opt/site-packages/vllm/_C.abi3.so (deleted)",)
+    maps.write_text("")
+    found = live_build(PID, SERVE, proc=proc)
+    assert found.affected == "not known"
+    assert any(item.what == "loaded library" for item in found.unread)
