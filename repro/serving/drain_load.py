@@ -27,7 +27,7 @@ from .load_plan import LoadPlan, RequestSpec, Wave
 from .loop_thread import LoopThread
 from .records import EngineSample, LoadSample
 from .request_records import REQUESTS_SCHEMA, RecordWriter
-from .steering import Decision, Observation, StreamView, WaveSteering, WindowCount, count_windows
+from .steering import STALL_S, Decision, Observation, StreamView, WaveSteering, WindowCount, count_windows
 
 if TYPE_CHECKING:
     import aiohttp
@@ -36,8 +36,8 @@ __all__ = ["PLAN_FILE", "REQUESTS_FILE", "DrainLoad"]
 
 #: Names of the two files in the load's folder.
 PLAN_FILE, REQUESTS_FILE = "plan.json", "requests.jsonl"
-#: Seconds between looks of the steering, readings of the counters, readings of the ring, and writes of arrivals.
-TICK_S, COUNTERS_S, RING_S, FLUSH_S = 0.02, 0.25, 1.0, 0.25
+#: Seconds between looks of the steering (while tokens come, while none come), readings of the counters and of the ring, and writes.
+TICK_S, QUIET_S, COUNTERS_S, RING_S, FLUSH_S = 0.02, 0.1, 0.25, 1.0, 0.25
 #: Arrivals of one stream that are kept until they are written.
 FLUSH_EVENTS = 64
 #: After a wave in which every request failed, so long is waited before the next, seconds.
@@ -133,7 +133,9 @@ class DrainLoad:
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Cancel what is open and end the thread, in ``timeout_s`` seconds at most; whether it has ended. Safe to call again."""
         self._learner.stop()
+        until = self._clock.monotonic() + timeout_s
         ended = self._thread.stop(timeout_s)
+        self._learner.join(max(until - self._clock.monotonic(), 0.0))
         if self._writer is not None and ended:
             self._writer.close()
         self._done = self._done or ended
@@ -236,7 +238,8 @@ class DrainLoad:
                 self._cancel_all("the wave's time is over")
             if steps.release == () and not any(one.state in ("due", "sent") for one in self._requests.values()):
                 break
-            await asyncio.sleep(TICK_S)
+            quiet = self._last_token_at is None or now - self._last_token_at > STALL_S
+            await asyncio.sleep(QUIET_S if quiet else TICK_S)
         await self._learner.look_again(RING_S)
         self._observe(session, self._clock.monotonic(), act=False)
         sent = [one.stream.outcome for one in self._requests.values() if one.stream is not None]
@@ -434,6 +437,11 @@ class _Learner:
     def stop(self) -> None:
         self._stop.set()
         self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread at most so long; a source that does not come back is left to its own deadline."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def tell(self, engine: EngineSample | None, steps: Sequence[RecordedStep]) -> None:
         with self._lock:

@@ -4,7 +4,8 @@ A window is reached as
 - *measured*: a flight recorder's ring holds a step with exactly that many requests, padded to exactly that graph, with as many
   decode slots of length zero as there are padded requests;
 - *computed*: the engine's own counters show iterations while exactly so many requests ran (``running`` equal in two readings,
-  nothing waiting, nothing finished in between), and exactly so many of our streams were open; the graph is computed;
+  nothing waiting, nothing finished in between, tokens drafted if and only if the plan says MTP), and exactly so many of our streams
+  were open; the graph is computed;
 - *inferred*: as many run and are open, and nothing has moved since: whether a step of that size was launched is not known. Or,
   where nothing is known of the engine: tokens came on exactly so many open streams; who else ran is not known. **Not** reached;
 - *not reached* otherwise.
@@ -126,6 +127,8 @@ def step_in_window(step: RecordedStep, aim: Aim) -> bool:
         return False
     if step.tokens is not None and step.tokens != aim.rows:
         return False
+    if step.next_n is not None and step.next_n != aim.mtp + 1:
+        return False
     if aim.graph_rows is None:
         return step.graph_mode in ("none", "piecewise")
     if step.graph_mode != "full" or step.padded_requests != aim.live + aim.padded_requests:
@@ -189,10 +192,12 @@ class WaveSteering:
                 one.stood_s = 0.0
                 continue
             steady = before.running == now.running and not before.waiting and not now.waiting
+            moved = _grown(before.generation_tokens, now.generation_tokens)
             same = before.finished == now.finished and before.preemptions == now.preemptions
+            if now.drafted is not None and moved and (_grown(before.drafted, now.drafted) > 0) != (one.aim.mtp > 0):
+                continue
             if not steady or not same or self._open_since > before.at - before.took_s:
                 continue
-            moved = _grown(before.generation_tokens, now.generation_tokens)
             iterations = _grown(before.iterations, now.iterations)
             if now.iterations is None and moved:
                 iterations, one.without_iterations = 1, True
@@ -257,8 +262,8 @@ class WaveSteering:
     def _outlasted(self, staying: Sequence[StreamView], aim: Aim) -> list[str]:
         """Ids to cancel now, because the ``aim.live`` longest have only just enough left for the window"""
         order = sorted(staying, key=lambda stream: (-stream.left, stream.id))
-        needed = (self.mtp + 1) * (aim.steps + 1) + self._rate * REACTION_S
-        return [stream.id for stream in order[aim.live :]] if order[aim.live - 1].left <= needed * 2 else []
+        needed = 2 * (self.mtp + 1) * (aim.steps + 1) + self._rate * REACTION_S
+        return [stream.id for stream in order[aim.live :]] if order[aim.live - 1].left <= needed else []
 
     def _replacements(self, seen: Observation, aim: Aim, missing: int) -> tuple[str, ...]:
         """Held-back ids to send now; none where they would not do, where some are still to come, or where the server refuses."""

@@ -35,7 +35,7 @@ class Running:
 
 @dataclass
 class CompletionsServer:
-    """Its troubles, and ``wedge_at``: with so many running the engine stops for ever.
+    """Its troubles, and ``wedge_at``: with so many running, once ``wedge_after`` did, it stops for ever.
 
     ``trouble``: "", "429", "503", "500", "404", "reset", "stall", "slow-headers", "garbage", "not-json", "endless-line",
     "endless", "error-event", "abort", "gzip", "too-many-tokens", "backwards", "cut".
@@ -46,6 +46,7 @@ class CompletionsServer:
     acceptance: float = 0.7
     step_s: float = 0.004
     wedge_at: int | None = None
+    wedge_after: int = 0
     token_ids: bool = True
     seed: int = 0
     others: int = 0
@@ -70,7 +71,7 @@ class CompletionsServer:
             if not batch or self.wedged:
                 continue
             self.truth.append(len(batch))
-            if len(batch) == self.wedge_at:
+            if len(batch) == self.wedge_at and max(self.truth) >= self.wedge_after:
                 self.wedged = True
                 continue
             for one in batch:

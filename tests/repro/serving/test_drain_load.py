@@ -50,7 +50,7 @@ def events(load: DrainLoad, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.7, 1.0])
 def test_sixteen_drain_to_three_and_every_step_is_counted(tmp_path: Path, acceptance: float) -> None:
-    plan = LoadPlan.from_drain(DrainPlan(), waves=1, window_steps=60)
+    plan = LoadPlan.from_drain(DrainPlan(), waves=1, window_steps=150)
     with serving(CompletionsServer(acceptance=acceptance)) as server:
         load = run(DrainLoad(server.url, "m", plan, folder=tmp_path, counters=server.counters, ring_steps=server.ring_steps))
         truth = Counter(server.truth)
@@ -153,9 +153,9 @@ def test_the_records_say_when_everything_came(tmp_path: Path) -> None:
 
 def test_a_wedged_engine_is_left_alone_and_stop_returns(tmp_path: Path) -> None:
     """The step that hangs is in the ring, so the window is measured; nothing is cancelled or sent into the wedge."""
-    plan = LoadPlan.from_drain(DrainPlan(), waves=3, window_steps=60)
+    plan = LoadPlan.from_drain(DrainPlan(), waves=3, window_steps=150)
     before = threading.active_count()
-    with serving(CompletionsServer(wedge_at=3)) as server:
+    with serving(CompletionsServer(wedge_at=3, wedge_after=16)) as server:
         load = DrainLoad(server.url, "m", plan, folder=tmp_path, counters=server.counters, ring_steps=server.ring_steps)
         load.start()
         until(lambda: server.wedged)
@@ -175,7 +175,7 @@ def test_a_wedged_engine_is_left_alone_and_stop_returns(tmp_path: Path) -> None:
         assert load.done()
         until(lambda: server.disconnects == 3)
         assert events(load, "steer") == []
-    until(lambda: threading.active_count() == before)
+    until(lambda: threading.active_count() <= before)
     ends = [line for line in events(load, "end") if line["kind"] == "cancelled"]
     assert [line["detail"] for line in ends] == ["the load was stopped"] * 3
     assert load.sample().tokens == sum(record.tokens for record in read_requests(load.records).values())
@@ -183,7 +183,7 @@ def test_a_wedged_engine_is_left_alone_and_stop_returns(tmp_path: Path) -> None:
 
 def test_a_wedge_by_counters_alone_is_inferred(tmp_path: Path) -> None:
     plan = LoadPlan.from_lengths(SHORT, live=3)
-    with serving(CompletionsServer(wedge_at=3)) as server:
+    with serving(CompletionsServer(wedge_at=3, wedge_after=4)) as server:
         load = DrainLoad(server.url, "m", plan, folder=tmp_path, counters=server.counters)
         load.start()
         until(lambda: server.wedged)

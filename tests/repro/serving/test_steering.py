@@ -70,6 +70,8 @@ def counters(at: float, running: int, iterations: float | None, **more: Any) -> 
         ({"graph_mode": "none"}, False),
         ({"graph_mode": "unknown"}, False),
         ({"tokens": 500}, False),
+        ({"next_n": 3}, False),
+        ({"next_n": None}, True),
         ({"padded_tokens": None}, True),
     ],
 )
@@ -135,6 +137,15 @@ def test_counters_compute_a_window() -> None:
 def test_counters_that_do_not_show_it_compute_nothing(second: EngineSample) -> None:
     (count,) = _two(counters(1.0, 3, 100.0), second).windows()
     assert (count.how, count.reached) == ("not reached", False)
+
+
+@pytest.mark.parametrize(("mtp", "drafted", "how"), [(1, 140.0, "computed"), (1, 100.0, "not reached"), (0, 100.0, "computed")])
+def test_a_server_without_mtp_is_another_window(mtp: int, drafted: float, how: str) -> None:
+    steering = WaveSteering(wave(window(3, mtp, SIZES)), mtp)
+    steering.observe(look(0.0, 50, 50, 50))
+    steering.observe(look(1.0, 50, 50, 50, engine=counters(1.0, 3, 100.0, drafted=100.0)))
+    steering.observe(look(1.5, 60, 60, 60, engine=counters(1.5, 3, 140.0, drafted=drafted)))
+    assert steering.windows()[0].how == how
 
 
 def test_a_reading_with_something_missing_counts_by_what_it_has() -> None:
