@@ -73,7 +73,7 @@ _SERIES = (
     ("W", "power", "power"),
 )  # fmt: skip
 #: Kinds that add nothing to the picture: an artefact is part of its capture, a step is part of the curves.
-_QUIET = frozenset({"artefact", "step", "sample", "metrics"})
+_QUIET = frozenset({"read", "artefact", "step", "sample", "metrics"})
 _GPU_LINE = re.compile(r"^GPU (\d+) %(?:, memory (\d+) %)?(?:, (\d+) W)?")
 _MOST_POINTS = 1500
 _MOST_CURVES = 24

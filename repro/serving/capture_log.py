@@ -53,10 +53,12 @@ def who(rank: Rank) -> dict[str, Any]:
 
 @dataclass
 class CaptureLog:
-    """``folder``: where the files go. ``emit``: the timeline; ``timeline_lost``: why it takes no more lines."""
+    """``folder``: where the files go. ``emit``: the timeline; ``kind``: of an outcome's line; ``timeline_lost``: why it takes no
+    more lines."""
 
     folder: Path
     emit: Emit
+    kind: str = "capture"
     outcomes: list[CaptureOutcome] = field(default_factory=list)
     timeline_lost: str = ""
 
@@ -91,7 +93,7 @@ class CaptureLog:
         """Keep an outcome and tell it."""
         self.outcomes.append(outcome)
         self.tell(
-            "capture",
+            self.kind,
             collector=outcome.collector,
             disturbance=outcome.disturbance,
             seconds=round(outcome.seconds, 4),

@@ -188,6 +188,8 @@ class DeviceLooks:
     def _told(self, rank: Rank, found: Collected) -> None:
         afterwards = process_state(rank.pid, self.root) if is_same(rank, self.root) else None
         unread = list(found.unread)
+        if any("ptrace is refused" in item.why for item in unread):
+            self.attached.discard(rank.pid)  # nothing touched the process: a dump can still be had
         if afterwards is None:
             unread.append(Unread(rank_tag(rank), "the process ended under the debugger, or beside it"))
         elif afterwards in ("T", "t") and not self.left:

@@ -83,7 +83,7 @@ def first_sample(
         return run
 
     if snapshot is not None:
-        log.write([PlannedFile("observer.json", "observer", _json(dataclasses.asdict(snapshot)))])
+        log.write([PlannedFile("observer.json", "observer", _json(_plain(snapshot)))])
     answers = together([job(name, read) for name, read in sources], seconds=limit)
     facts: dict[str, Mapping[str, Any]] = {}
     outcomes: list[CaptureOutcome] = []
@@ -98,6 +98,15 @@ def first_sample(
     for outcome in outcomes:
         log.add(outcome)
     return facts
+
+
+def _plain(value: Any) -> Any:
+    """Records as documents; ``dataclasses.asdict`` would copy mappings that do not let themselves be copied."""
+    if dataclasses.is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _json(document: Any) -> bytes:

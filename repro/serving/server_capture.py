@@ -86,6 +86,7 @@ def capture_server(
     py_spy: Path | None = None,
     root: Path = Path("/proc"),
     stacks: bool = True,
+    told: bool = True,
 ) -> list[CaptureOutcome]:
     """Read the server into ``folder`` (``rank-N/`` for each rank); every outcome is told through ``emit`` as soon as it is there.
 
@@ -93,10 +94,11 @@ def capture_server(
     with. ``debugger``: a probe that was started earlier. ``left`` receives debuggers that had to be left alone: end them after the
     target (``gpu_capture.end_left_debuggers``). A full disk does not stop it; what was read is then in the
     outcomes' facts. ``stacks`` False: no py-spy, which needs ptrace.
+    ``told`` False: the caller writes the ``capture`` lines itself; then each outcome's line, at its own time, is of kind ``read``.
     """
     deadline = Deadline(budget_s, clock)
     stopping = StopClock(clock)
-    log = CaptureLog(folder.absolute(), emit)
+    log = CaptureLog(folder.absolute(), emit, "capture" if told else "read")
     scratch = Path(tempfile.mkdtemp(prefix="dsv4-cuda-gdb-"))
     probe = debugger or DebuggerProbe(clock=clock)
     if attach and debugger is None:

@@ -95,7 +95,7 @@ def _held(held: Sequence[RankVerdict], judged: Sequence[RankVerdict]) -> Decisio
         sentence += f"; the same on {len(held)} ranks"
     victims = [one for one in judged if one.role == "waits for a peer"]
     if victims:
-        sentence += f". {_names(victims)} {_verb(victims)} for them in {_kernels(victims)}: a victim, not the cause"
+        sentence += _victims(victims, held)
     blind = [one for one in judged if one.role in ("not read", "ended")]
     if blind:
         sentence += f". {_names(blind)} {'was' if len(blind) == 1 else 'were'} not seen"
@@ -126,7 +126,7 @@ def _stuck(stuck: Sequence[RankVerdict], waiting: Sequence[RankVerdict]) -> Deci
     assert own is not None
     sentence = f"{_names(stuck)}: {own.verdict.sentence}"
     if waiting:
-        sentence += f". {_names(waiting)} {_verb(waiting)} for them in {_kernels(waiting)}: a victim, not the cause"
+        sentence += _victims(waiting, stuck)
     same = len({one.key for one in stuck}) == 1
     verdict = _verdict(
         own.verdict.class_, own.verdict.cause if same else None, own.verdict.confidence, sentence,
@@ -173,6 +173,11 @@ def _blind(judged: Sequence[RankVerdict], reading: Diagnosis | None, assessment:
 
 def _ras_again() -> str:
     return "ncclras -v; sleep 30; ncclras -v    # which rank's counts are behind, and do they stay"
+
+
+def _victims(waiting: Sequence[RankVerdict], for_whom: Sequence[RankVerdict]) -> str:
+    whom = "it" if len(for_whom) == 1 else "them"
+    return f". {_names(waiting)} {_verb(waiting)} for {whom} in {_kernels(waiting)}: a victim, not the cause"
 
 
 def _names(found: Sequence[RankVerdict]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import json
 import os
 import signal
 import stat
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +33,7 @@ from dsv4_repro.repro.runstore import RunStore
 from dsv4_repro.repro.serving import capture_log
 from dsv4_repro.repro.serving.device_looks import ProcessDump, dump_settings
 from dsv4_repro.repro.serving.ranks import find_server
-from dsv4_repro.repro.serving.records import Rank, ServerTarget, Snapshot
+from dsv4_repro.repro.serving.records import LogSample, Rank, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.server_capture import capture_server
 
 if TYPE_CHECKING:
@@ -108,12 +109,13 @@ class Told:
         return [fields["collector"] for _, kind, fields in self.lines if kind == "capture"]
 
 
-def capture(target: ServerTarget, folder: Path, told: Told, tools: Tools, **more: Any) -> list[CaptureOutcome]:
+def capture(target: ServerTarget, folder: Path, timeline: Told, tools: Tools, **more: Any) -> list[CaptureOutcome]:
     settings: dict[str, Any] = {
-        "snapshot": Snapshot(at=0.0), "attach": True, "allow_dump": False, "nvml": no_nvml, "py_spy": tools.py_spy,
+        "snapshot": Snapshot(at=0.0, log=LogSample(0.0, events=MappingProxyType({"shm-wait": 1}))),
+        "attach": True, "allow_dump": False, "nvml": no_nvml, "py_spy": tools.py_spy,
         "debugger": tools.probe(folder.parent / "probe"),
     }  # fmt: skip
-    return capture_server(target, folder, told, **{**settings, **more})
+    return capture_server(target, folder, timeline, **{**settings, **more})
 
 
 def of(outcomes: list[CaptureOutcome], collector: str) -> list[CaptureOutcome]:
@@ -184,11 +186,17 @@ def test_every_rank_is_read_in_the_order_of_disturbance(wedged: Wedged, tmp_path
 def test_a_run_s_store_takes_it_all(wedged: Wedged, tmp_path: Path) -> None:
     tools = Tools(tmp_path / "tools")
     with wedged(tp=1) as (_, target), RunStore.create("drain", out=tmp_path / "run") as store:
-        outcomes = capture(target, store.evidence_subfolder("hang-1"), Told(lambda kind, fields: store.emit(kind, **fields)), tools)
+        outcomes = capture(
+            target, store.evidence_subfolder("hang-1"), Told(lambda kind, fields: store.emit(kind, **fields)), tools, told=False
+        )
         for outcome in outcomes:
             for artefact in outcome.artefacts:
                 store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=outcome.collector)
         assert len(store.evidence) == sum(len(outcome.artefacts) for outcome in outcomes)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
+    # The run loop writes the capture lines; ours, at their own time, are of another kind.
+    assert sum(line["kind"] == "read" for line in lines) == len(outcomes)
+    assert not [line for line in lines if line["kind"] == "capture"]
     assert whys(of(outcomes, "nccl_ras")).startswith("NCCL RAS: not applicable")
 
 
@@ -383,6 +391,23 @@ def test_a_dump_after_an_attach_is_not_tried(wedged: Wedged, tmp_path: Path) -> 
     assert "a debugger was attached before" in whys([dump])
     assert "CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1" in whys(of(again, "core_dump"))
     assert of(again, "cuda_gdb") == []
+
+
+def test_ptrace_that_is_refused_leaves_the_dump_possible(wedged: Wedged, tmp_path: Path) -> None:
+    tools = Tools(tmp_path / "tools", transcript="ptrace: Operation not permitted.\n", gdb_after="exit 1")
+    with wedged(tp=1) as (_, target):
+        outcomes = capture(target, tmp_path / "ev", Told(), tools, allow_dump=True)
+    assert "ptrace is refused" in whys(of(outcomes, "cuda_gdb"))
+    assert "was not started with" in whys(of(outcomes, "core_dump"))
+
+
+def test_without_ptrace_no_stacks_are_taken(wedged: Wedged, tmp_path: Path) -> None:
+    tools = Tools(tmp_path / "tools")
+    with wedged(tp=1) as (_, target):
+        outcomes = capture(target, tmp_path / "ev", Told(), tools, attach=False, stacks=False)
+    assert not tools.calls.exists()
+    assert {outcome.disturbance for outcome in outcomes if outcome.artefacts} == {"none"}
+    assert of(outcomes, "agent_row_states")[0].facts["unchanged"] is True
 
 
 def test_the_dump_of_somebody_else_s_process_is_named_by_its_environment(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_the_rank_that_spins_in_an_all_reduce_is_the_victim(case: Case, held: in
     found = case.judge()
     assert verdict(found)[:2] == ("gpu-spin-barrier", "peer-left")
     assert found.verdict.sentence.startswith(f"rank {held}: block 12")
-    assert f"rank {1 - held} waits for them in {kernel}: a victim, not the cause" in found.verdict.sentence
+    assert f"rank {1 - held} waits for it in {kernel}: a victim, not the cause" in found.verdict.sentence
     assert row(found, held)["role"] == "held"
     assert row(found, 1 - held)["role"] == "waits for a peer"
     assert {wait.rank for wait in found.waits if wait.target == 2 and wait.state_field == "arrival_counter"} == {held}
@@ -384,6 +384,22 @@ def test_a_collective_that_one_rank_never_launched_is_judged_by_the_classifier(c
     assert found.outcome == "hang"
     assert found.verdict.class_ in ("collective-desync", "gpu-kernel-stuck")
     assert not found.verdict.sentence.startswith("rank 0:")
+
+
+def test_workers_that_died_are_the_classifier_s_to_judge(case: Case) -> None:
+    log = (
+        "(EngineCore pid=810) ERROR 11-29 14:05:00 [multiproc_executor.py:300] Worker proc VllmWorker-1 died unexpectedly, "
+        "shutting down executor.\n"
+        "(APIServer pid=800) ERROR 11-29 14:05:01 [async_llm.py:700] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
+        "encountered an issue. See stack trace (above) for the root cause.\n"
+    )
+    case.add("engine_log", artefacts=[case.file(None, "engine-log", "engine_log.txt", log)])
+    for rank in RANKS:
+        case.not_read(rank, "the process has ended", "cuda-gdb on a rank")
+    found = case.judge(Assessment("crashed", 1.0, 0.0, ("the engine has ended",)))
+    assert found.verdict.class_ == "worker-dead"
+    assert found.outcome == "other"
+    assert {row(found, rank)["role"] for rank in (0, 1)} == {"ended"}
 
 
 def test_parameters_come_from_the_agent_s_launch_where_one_fits() -> None:
