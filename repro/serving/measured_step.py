@@ -47,15 +47,19 @@ class AgentLaunch:
         """Whether an address lies in this launch's row states."""
         return self.workspace <= address < self.workspace + len(self.counters) * ROW_STATE_SIZE
 
-    def plan(self, device: DeviceDescription | None) -> LaunchPlan | None:
-        """The launcher's arithmetic for it; None where the card is not known or the figures make no launch."""
+    def plan(self, device: DeviceDescription | None, rows: int | None = None) -> LaunchPlan | None:
+        """The launcher's arithmetic for it, or for a launch of fewer ``rows`` on its workspace (the agent keeps the largest one).
+
+        None where the card is not known, the figures make no launch, or a group handles several rows.
+        """
         if device is None:
             return None
+        rows = rows if rows is not None and 0 < rows <= self.rows else self.rows
         try:
-            plan = plan_launch(self.rows, self.width, self.max_seq_len, self.top_k, device)
+            plan = plan_launch(rows, self.width, self.max_seq_len, self.top_k, device)
         except ReproError:
             return None
-        return plan if plan.path == "persistent" and plan.groups == self.rows else None
+        return plan if plan.path == "persistent" and plan.groups == rows else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,26 +162,34 @@ def measured_step(ring: Mapping[str, Any] | None, launches: Sequence[AgentLaunch
 def with_parameters(state: DeviceState, launches: Sequence[AgentLaunch]) -> tuple[DeviceState, bool]:
     """The state with the top-k's parameters from the agent's record of the launch, where the debugger could not read them.
 
-    Only where one launch fits: its rows divide the grid (the agent keeps launches of one row a group) and, among several, only one
-    has a counter that is not 0. Returns whether anything was filled in. The two buffers' addresses are not known: 0.
+    Only where one launch fits, with its largest number of rows or, since smaller graphs share its workspace, with the number that
+    makes this very grid by the launcher's arithmetic. Returns whether anything was filled in. The addresses of input and output are
+    not known: 0.
     """
     changed = False
     grids: list[GridState] = []
     for grid in state.grids:
-        fitting = [
-            launch
-            for launch in launches
-            if launch.rows > 0 and grid.grid_dim[0] % launch.rows == 0 and grid.grid_dim[1:] == (1, 1) and any(launch.counters)
-        ]
-        if grid.params is None and base_name(grid.kernel) == _KERNEL and len(fitting) == 1:
-            launch = fitting[0]
-            ctas = grid.grid_dim[0] // launch.rows
-            chunk = -(-launch.width // ctas)
-            chunk += -chunk % 4
-            params = TopKParams(
-                0, 0, launch.lengths_address, launch.workspace, launch.rows, launch.width, launch.top_k, chunk, ctas,
-                launch.max_seq_len,
-            )  # fmt: skip
-            grid, changed = replace(grid, params=params.pack()), True
+        if grid.params is None and base_name(grid.kernel) == _KERNEL and grid.grid_dim[1:] == (1, 1):
+            card = state.devices.get(grid.device)
+            device = device_of({"0": {"name": card[0], "sm": card[1]}}, 0) if card is not None else None
+            fitting = [
+                (launch, plan)
+                for launch in launches
+                if any(launch.counters) and (plan := _plan_of_grid(launch, device, grid.grid_dim[0])) is not None
+            ]
+            if len(fitting) == 1:
+                launch, plan = fitting[0]
+                params = TopKParams(
+                    0, 0, launch.lengths_address, launch.workspace, plan.rows, launch.width, launch.top_k, plan.chunk_size,
+                    plan.ctas_per_group, launch.max_seq_len,
+                )  # fmt: skip
+                grid, changed = replace(grid, params=params.pack()), True
         grids.append(grid)
     return replace(state, grids=tuple(grids)), changed
+
+
+def _plan_of_grid(launch: AgentLaunch, device: DeviceDescription | None, blocks: int) -> LaunchPlan | None:
+    """The one number of rows, up to the launch's own, whose grid has so many blocks; None if none or several do."""
+    plans = [plan for rows in range(1, min(launch.rows, 256) + 1) if (plan := launch.plan(device, rows)) is not None]
+    found = [plan for plan in plans if plan.grid == blocks]
+    return found[0] if len(found) == 1 else None

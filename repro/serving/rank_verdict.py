@@ -92,7 +92,8 @@ def judge_rank(
         return RankVerdict(rank, role, diagnosis, waits=diagnosis.waits, kernels=kernels, notes=notes, **common)
     wait = known_wait(asked)
     if wait is not None and hung:
-        plan = wait.launch.plan(device_of(names or {}, rank.gpu_index))
+        rows = step.graph_rows if step is not None and step.origin == "measured" else None
+        plan = wait.launch.plan(device_of(names or {}, rank.gpu_index), rows)
         waits = (_wait(wait, plan.ctas_per_group, plan.grid),) if plan is not None else ()
         return RankVerdict(rank, "held", known=wait, waits=waits, **common)
     if ended:

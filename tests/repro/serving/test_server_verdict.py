@@ -412,7 +412,14 @@ def test_parameters_come_from_the_agent_s_launch_where_one_fits() -> None:
     assert (params.num_rows, params.ctas_per_group, params.max_seq_len, params.row_states) == (8, 2, 16384, 0x7F0000000000)
     assert with_parameters(state, launches) == (state, False)
     assert with_parameters(bare, [*launches, *launches])[1] is False
+    # Eight blocks are the graph of four rows, whose launch shares the workspace of the largest.
+    small = dataclasses.replace(bare, grids=tuple(dataclasses.replace(grid, grid_dim=(8, 1, 1)) for grid in bare.grids))
+    filled, changed = with_parameters(small, launches)
+    assert changed
+    params = TopKParams.unpack(filled.grids[0].params or b"")
+    assert (params.num_rows, params.ctas_per_group) == (4, 2)
     assert with_parameters(bare, agent_launches({"launches": [launch(rows=5)]}))[1] is False
+    assert with_parameters(dataclasses.replace(bare, devices={}), launches)[1] is False
     assert agent_launches({"launches": [{"workspace": "x"}, {}, launch(lengths="a")]}) == ()
 
 
