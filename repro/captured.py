@@ -10,7 +10,7 @@ from ..forensics.device_state import DeviceState, GridState, Unread
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
 from .ground import CaptureOutcome
 
-__all__ = ["all_unread", "counter_of_row_states", "merge_states", "richness", "standing_counter"]
+__all__ = ["all_unread", "counter_of_row_states", "merge_states", "richness", "standing_counter", "standing_counters"]
 
 
 def _grid_richness(grid: GridState) -> int:
@@ -72,16 +72,25 @@ def counter_of_row_states(captures: Sequence[CaptureOutcome], ctas_per_group: in
     return None
 
 
+def standing_counters(facts: Mapping[str, Any], ctas_per_group: int) -> list[tuple[int, int]]:
+    """(address, value) of every arrival counter that stands in the middle of a barrier; [] where the words change or are unread."""
+    base, arrivals = facts.get("address"), facts.get("arrivals")
+    if arrivals is None and isinstance(facts.get("groups"), list):
+        arrivals = [group.get("arrival") for group in facts["groups"] if isinstance(group, Mapping)]
+    if not isinstance(base, int) or not isinstance(arrivals, list) or facts.get("unchanged") is False:
+        return []
+    return [
+        (base + group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET, count)
+        for group, count in enumerate(arrivals)
+        if isinstance(count, int) and count % (6 * ctas_per_group)
+    ]
+
+
 def standing_counter(facts: Mapping[str, Any], ctas_per_group: int) -> int | None:
     """The same from one reading: ``address`` of the first row state, ``arrivals`` by group (or ``groups`` with ``arrival``).
 
     A row that was finished leaves six arrivals a CTA; a counter at no multiple of that belongs to a group that waits. None if the
     words still changed, or if no counter or several are so: then nothing is guessed.
     """
-    base, arrivals = facts.get("address"), facts.get("arrivals")
-    if arrivals is None and isinstance(facts.get("groups"), list):
-        arrivals = [group.get("arrival") for group in facts["groups"] if isinstance(group, Mapping)]
-    if not isinstance(base, int) or not isinstance(arrivals, list) or facts.get("unchanged") is False:
-        return None
-    standing = [group for group, count in enumerate(arrivals) if isinstance(count, int) and count % (6 * ctas_per_group)]
-    return base + standing[0] * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET if len(standing) == 1 else None
+    standing = standing_counters(facts, ctas_per_group)
+    return standing[0][0] if len(standing) == 1 else None

@@ -124,6 +124,11 @@ class GpuCapture:
             copy_ends(self.child.stderr_path, folder / "child.err")
         return self._outcomes
 
+    def at_other_launches(self, request: GroundRequest, launches: Mapping[int, LaunchPlan]) -> None:
+        """The child has captured other launches: nothing that was read of the earlier ones holds for them."""
+        self.request, self.launches = request, launches
+        self._captured, self._params = set(), b""
+
     def end_debuggers(self) -> list[str]:
         """After the child's end: a debugger that had to be left alone has nothing to hold any more, and may be ended.
 

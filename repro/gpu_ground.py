@@ -217,6 +217,22 @@ class GpuGround:
             message["cubin"] = str(cubin)
         return self._child.ask(message, "ready", _PREPARE_S)
 
+    def prepare_again(self, request: GroundRequest) -> None:
+        """Other launches in the same process and context: captured anew, what was captured before is never freed.
+
+        Only while no step is pending. Errors as of ``open``; after one the ground is to be closed.
+        """
+        child = self._live_child()
+        if self._hung_step is not None:
+            raise InconclusiveError("a step is still pending: nothing else can be captured")
+        self._request, self._layers = request, request.plan.layers_on("gpu")
+        facts = self._prepare(request)
+        for size in facts.get("sizes", ()):
+            self._watchdog.healthy_step(float(size["warmup"]["ms"]))
+        if self._capture is not None:
+            self._capture.child = child
+            self._capture.at_other_launches(request, self._launchable)
+
     def _start_sampling(self) -> None:
         card = self._card
         if card is None:

@@ -8,6 +8,7 @@ the launch; the launch is gone through again until nothing can go.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,16 @@ from .shrink import Account, ddmin, smallest
 if TYPE_CHECKING:
     from ..options import Common
 
-__all__ = ["MINIMISE_SCHEMA", "Minimised", "cell_of_run", "minimise_case", "minimise_cell", "minimise_plan", "run_minimise"]
+__all__ = [
+    "MINIMISE_SCHEMA",
+    "Minimised",
+    "Sessions",
+    "cell_of_run",
+    "minimise_case",
+    "minimise_cell",
+    "minimise_plan",
+    "run_minimise",
+]
 
 MINIMISE_SCHEMA = "dsv4-repro/minimise/1"
 
@@ -131,23 +141,48 @@ def _smaller(plan: DrainPlan) -> Iterator[tuple[str, Any]]:
     yield "max_model_len", 65536
 
 
+class Sessions:
+    """Trial sessions for candidates. On a GPU a process and a debugger for each would take a quarter of a minute: there one process
+    is used on, and hangs are matched by kernel and counters with the first, which is diagnosed in full (the smallest launch is
+    diagnosed again). ``make``: a new session.
+    """
+
+    def __init__(self, make: Callable[..., TrialSession]) -> None:
+        self._make = make
+        self._identities: dict[str, Any] = {}
+        self._kept: TrialSession | None = None
+
+    @contextlib.contextmanager
+    def at(self, cell: Cell) -> Iterator[TrialSession]:
+        """A session for the cell, for as long as the block lasts."""
+        if cell.ground == "gpu":
+            if self._kept is None:
+                self._kept = self._make(cell, identities=self._identities, coarse=True)
+            else:
+                self._kept.rebind(cell)
+            yield self._kept
+            return
+        one = self._make(cell, identities=self._identities)
+        try:
+            yield one
+        finally:
+            one.close()
+
+    def close(self) -> None:
+        """End the process that was used on."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+
 def minimise_plan(
-    cell: Cell,
-    seed: int,
-    identity: str,
-    confirm: int,
-    account: Account,
-    *,
-    deadline: Deadline,
-    session: Callable[..., TrialSession],
+    cell: Cell, seed: int, identity: str, confirm: int, account: Account, *, deadline: Deadline, sessions: Sessions
 ) -> Cell:
     """The cell with every field of its plan as small as the hang allows."""
-    identities: dict[str, Any] = {}
 
     def hangs(candidate: Cell) -> bool:
         account.candidates += 1
-        one = session(candidate, identities=identities)
-        try:
+        with sessions.at(candidate) as one:
             for _ in range(confirm):
                 if deadline.expired:
                     raise BudgetError("the time given with --timeout was up before nothing more could go")
@@ -156,8 +191,6 @@ def minimise_plan(
                 if result.kind != "hang" or result.identity != identity:
                     return False
             return True
-        finally:
-            one.close()
 
     if not hangs(cell):
         raise InconclusiveError(f"the run's plan does not hang {confirm} of {confirm} times with identity {identity} here")
@@ -269,19 +302,21 @@ def minimise_cell(
 ) -> Minimised:
     """Plan and launch of a cell that hangs. InconclusiveError where it does not, or not with ``identity``."""
     deadline = Deadline(timeout_s if timeout_s is not None else float("inf"), clock)
-    first = session(cell)
+    sessions = Sessions(session)
     try:
-        result = first.trial(seed)
+        with sessions.at(cell) as first:
+            result = first.trial(seed)
+        if result.kind != "hang" or result.identity is None:
+            raise InconclusiveError(f"the run does not hang here: {result.kind} {result.why}".strip()[:500])
+        if identity is not None and result.identity != identity:
+            raise InconclusiveError(f"it hangs here with identity {result.identity}, the run's was {identity}: not the same hang")
+        account = Account()
+        note("shrinking the plan")
+        cell = minimise_plan(cell, seed, result.identity, confirm, account, deadline=deadline, sessions=sessions)
+        note("shrinking the launch")
+        case = _case_of(cell, seed, sessions)
     finally:
-        first.close()
-    if result.kind != "hang" or result.identity is None:
-        raise InconclusiveError(f"the run does not hang here: {result.kind} {result.why}".strip()[:500])
-    if identity is not None and result.identity != identity:
-        raise InconclusiveError(f"it hangs here with identity {result.identity}, the run's was {identity}: not the same hang")
-    account = Account()
-    note("shrinking the plan")
-    cell = minimise_plan(cell, seed, result.identity, confirm, account, deadline=deadline, session=session)
-    note("shrinking the launch")
+        sessions.close()
     device, ordinal = device_of(cell)
     options = {name: value for name in ("sms", "slots_per_sm") if (value := getattr(cell, name)) is not None}
     options |= {"share": cell.share, "schedule": cell.schedule}
@@ -290,8 +325,16 @@ def minimise_cell(
         if bench is not None
         else LaunchBench(cell.kernel, device, ground=cell.ground, ordinal=ordinal, options=options, clock=clock)
     )
-    case = _case_of(cell, seed, session)
-    case = minimise_case(made, case, result.identity, confirm, account, deadline=deadline)
+    try:
+        case = minimise_case(made, case, result.identity, confirm, account, deadline=deadline)
+        again = made.diagnosed(case)
+    finally:
+        made.close()
+    if again != result.identity:
+        raise InconclusiveError(
+            f"the smallest launch ({case.line()}) was diagnosed in full at the end: identity {again or 'not known'}, wanted "
+            f"{result.identity}"
+        )
     _chosen, plan = made.launch(case)
     launch = {
         "grid": plan.grid, "groups": plan.groups, "ctas_per_group": plan.ctas_per_group, "chunk_size": plan.chunk_size,
@@ -300,14 +343,11 @@ def minimise_cell(
     return Minimised(result.identity, confirm, cell, seed, case, launch, account)
 
 
-def _case_of(cell: Cell, seed: int, session: Callable[..., TrialSession]) -> LaunchCase:
+def _case_of(cell: Cell, seed: int, sessions: Sessions) -> LaunchCase:
     """The step of the plan that hangs, as one launch."""
-    one = session(cell)
-    try:
+    with sessions.at(cell) as one:
         result = one.trial(seed)
         prepared = one.prepare(seed)
-    finally:
-        one.close()
     step = next((step for step in prepared.request.steps if step.index == result.hung_step), None)
     if result.kind != "hang" or step is None:
         raise InconclusiveError(f"the smallest plan did not hang when it was run once more: {result.kind} {result.why}"[:500])

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...clock import SYSTEM, Clock, Deadline
-from ...errors import ReproError, UsageError
+from ...errors import OurFaultError, ReproError, UsageError
 from ...kernels.abi import RELEASE_COUNT
 from ...kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
 from ...scenarios.drain import DecodeStep, Producer
-from ..captured import merge_states, standing_counter
+from ..captured import merge_states, standing_counter, standing_counters
 from ..drain_run import DEFAULT_ARCH, bound_diagnose
 from ..gpu_trials import around_the_window
 from ..ground import Ground, StepOutcome
@@ -100,8 +100,10 @@ def _arrivals(states: Mapping[str, Any]) -> list[Any]:
 
 
 class TrialSession:
-    """``identities``: fingerprints that were diagnosed before -> (identity, class, cause, signature); shared between sessions of
-    one campaign. ``make``: a new ground. ``keep``: folder for the evidence of hangs that are diagnosed; None: a temporary one.
+    """``coarse``: hangs are matched by kernel and counters alone, whatever the launch: for candidates whose smallest is diagnosed
+    again in the end. ``identities``: fingerprints that were diagnosed before -> (identity, class, cause, signature); shared between
+    sessions of one campaign. ``make``: a new ground. ``keep``: folder for the evidence of hangs that are diagnosed; None: a
+    temporary one.
     """
 
     def __init__(
@@ -113,9 +115,11 @@ class TrialSession:
         identities: dict[str, tuple[str | None, str, str | None, str | None]] | None = None,
         keep: Path | None = None,
         identify: bool = True,
+        coarse: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
         self.cell = cell
+        self._coarse = coarse
         self._make, self._emit, self._clock = make, emit, clock
         self._identities = {} if identities is None else identities
         self._keep, self._identify = keep, identify
@@ -126,6 +130,14 @@ class TrialSession:
         self._prepared: PreparedRun | None = None
         self.device_idle: bool | None = None
         self.opened = 0
+
+    def rebind(self, cell: Cell) -> None:
+        """Go on with another cell of the same ground, kernel and device, in one process where the ground can. OurFaultError."""
+        same = all(getattr(cell, name) == getattr(self.cell, name) for name in ("ground", "kernel", "device", "arch", "share"))
+        if not same:
+            raise OurFaultError("a session goes on with another cell of its own ground, kernel and device only")
+        self.cell = cell
+        self._chosen = None  # another width can take another instance
 
     # -- preparing ---------------------------------------------------------------------------------------------------------------
 
@@ -150,11 +162,16 @@ class TrialSession:
     def _ready(self, prepared: PreparedRun) -> Ground:
         """The open ground; a new one if this trial needs a captured size that it has not, or another random schedule."""
         needed = prepared.request.launches
-        stale = any(rows not in self._opened for rows in needed) or (
+        stale = any(self._opened.get(rows) != launch for rows, launch in needed.items()) or (
             self.cell.ground == "cpu" and self.cell.schedule != "smallest-pc"
         )
         if self._ground is not None and stale:
-            self.close()
+            again = getattr(self._ground, "prepare_again", None)
+            if again is not None:
+                again(prepared.request)
+                self._opened = dict(needed)
+            else:
+                self.close()
         if self._ground is None:
             ground = self._make(self.cell.ground)
             self._ground = ground
@@ -261,6 +278,9 @@ class TrialSession:
     def _fingerprint(self, prepared: PreparedRun, step: DecodeStep, outcome: StepOutcome, states: Mapping[str, Any]) -> str:
         arrivals = _arrivals(states)
         launch = prepared.request.launches[step.graph_rows]
+        if self._coarse:
+            standing = sorted({count for _, count in standing_counters(states, launch.ctas_per_group)})
+            return f"{prepared.chosen.image.cubin_sha256[:16]} standing {standing} peers leave {launch.peers_leave}"
         signs = "".join("-" if length < 0 else "+" if length > 32768 else "0" for length in step.lengths)
         kernel = prepared.chosen.image.cubin_sha256[:16]
         return f"{kernel} {outcome.layer} {launch.lines()[0]} {signs} {arrivals}"
