@@ -19,6 +19,7 @@ from ...errors import ReproError
 from ...forensics.collect.nvml import Nvml
 from ..ground import Emit
 from .card_signals import CardReader
+from .process_stat import world_size
 from .rank_signals import RingReader
 from .records import Assessment, Blind, LoadSample, ServerTarget, Snapshot
 from .server_watchdog import ServerWatchdog
@@ -156,6 +157,7 @@ class Observer:
         self._stop = threading.Event()
         self._latest: tuple[Snapshot, Assessment] | None = None
         self._moving = False
+        self._remote = 0
         self._still = False
         self._cards_reader: CardReader | None = None
         self._log_reader: LogReader | None = None
@@ -191,6 +193,8 @@ class Observer:
 
     def _begin_sources(self) -> None:
         target, periods, clock = self.target, self._periods, self._clock
+        asked = world_size(target.api_pid, self._proc) if target.api_pid is not None and target.ranks else 0
+        self._remote = max(asked - len(target.ranks), 0)
         processes = ProcessReader(target, clock=clock, proc=self._proc, exit_status=self._exit_status)
         self._cards_reader = self._log_reader = None
 
@@ -283,6 +287,7 @@ class Observer:
             canary_age_s=waited[0],
             blind=tuple(blind),
             canary_waiting_s=waited[1],
+            remote_ranks=self._remote,
         )
 
     def _once(self) -> None:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessStat", "read_stat", "start_ticks"]
+__all__ = ["ProcessStat", "read_stat", "start_ticks", "world_size"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -44,6 +44,27 @@ def read_stat(pid: int, root: Path = Path("/proc")) -> ProcessStat | None:
         )
     except (OSError, ValueError, IndexError):
         return None
+
+
+def world_size(pid: int, root: Path = Path("/proc")) -> int:
+    """Ranks that a server's own command line asks for (tensor times pipeline parallel; 1 if it does not say). 0: not readable."""
+    try:
+        fd = os.open(f"{root}/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            words = os.read(fd, 1 << 16).decode("utf-8", "replace").split("\0")
+        finally:
+            os.close(fd)
+    except OSError:
+        return 0
+    size = 1
+    for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+        for index, word in enumerate(words):
+            name, _, value = word.partition("=")
+            text = value or (words[index + 1] if index + 1 < len(words) else "")
+            if name.replace("_", "-") in names and text.isdecimal() and len(text) < 5:
+                size *= max(int(text), 1)
+                break
+    return size
 
 
 def start_ticks(pid: int, root: Path = Path("/proc")) -> int | None:

@@ -43,6 +43,7 @@ class ServerWatchdog:
         self._moves: deque[float] = deque(maxlen=64)
         self._log_line: float | None = None
         self._end_reasons: list[str] = []
+        self._signs_since: float | None = None
         self._answered = 0.0
 
     @property
@@ -103,7 +104,7 @@ class ServerWatchdog:
         self._ready, self._bad_health, self._start_moved, self._longest_silence = False, 0, 0.0, 0.0
         self._moves.clear()
         self._began, self._restart, self.state = snapshot.at, why, "starting"
-        self._answered, self._log_line = 0.0, None
+        self._answered, self._log_line, self._signs_since = 0.0, None, None
 
     def _is_ready(self, snapshot: Snapshot) -> bool:
         engine, log, load = snapshot.engine, snapshot.log, snapshot.load
@@ -268,6 +269,8 @@ class ServerWatchdog:
         signs.against, signs.facts = [*rings.against, *spins.against], [*rings.facts, *spins.facts]
         if not demand:
             signs.against, signs.facts = [], []
+        if snapshot.remote_ranks:
+            self._hold_for_remote(snapshot.remote_ranks, signs)
         self._blind(snapshot, signs, still_s, demand)
         if movement.moved:
             self._moves.append(movement.now)
@@ -296,6 +299,21 @@ class ServerWatchdog:
         if not demand:
             return self._say(snapshot, "healthy", [*reasons, "idle: no request in hand"], signs, live)
         return self._judge_silence(snapshot, still_s, by, engine_still, host, logged, reasons, signs, live)
+
+    def _hold_for_remote(self, count: int, signs: Signs) -> None:
+        """A kernel that waits for a rank which nobody sees here looks like one that waits for ever."""
+        signs.blind.append(Blind("remote ranks", f"{count} ranks compute on other machines and are not seen here"))
+        now = self._movement.now
+        if not signs.signals:
+            self._signs_since = None
+            return
+        self._signs_since = now if self._signs_since is None else self._signs_since
+        if now - self._signs_since < self.limits.remote_s:
+            signs.against.append(
+                f"one of the {count} ranks on other machines may be late: {self.limits.remote_s:g} s are waited for"
+            )
+            signs.facts += signs.signals
+            signs.signals = []
 
     def _judge_silence(
         self, snapshot: Snapshot, still_s: float, by: str, engine_still: float, host: str, logged: str, reasons: list[str],

@@ -58,6 +58,8 @@ class WatchLimits:
     work_spin_s: float = 20.0
     #: A rank's host that has begun a step and launched nothing for so long explains its peers' wait no more, unless it shows work.
     host_rank_s: float = 30.0
+    #: Ranks on other machines are not seen, and one of them may compile: a sign must last so long there.
+    remote_s: float = 120.0
     #: Standing still while starting (no step yet, no log line, every card spinning): vllm#8410, 1Cat#652 hang there.
     start_spin_s: float = 180.0
     #: A step overdue while NVML shows memory traffic: another tenant may make it; after so long the step is hung all the same.

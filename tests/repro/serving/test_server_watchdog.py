@@ -342,6 +342,18 @@ def test_a_start_that_hangs_on_every_card_is_hung_after_minutes() -> None:
     assert states(found) == ["starting", "hung"]
 
 
+@pytest.mark.parametrize("rings", [True, False])
+def test_ranks_on_other_machines_may_be_late(rings: bool) -> None:
+    world, watchdog = served(rings=rings)
+    world.wedge()
+    began = world.at
+    found = [watchdog.observe(dataclasses.replace(world.step(), remote_ranks=8)) for _ in range(int(150 / TICK))]
+    hung = first(found, "hung")
+    assert 120 <= hung.at - began <= 130
+    assert "remote ranks" in blind_of(hung)
+    assert any("may be late" in reason for one in found if one.state == "suspect" for reason in one.reasons)
+
+
 # -- hung, and back ----------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from dsv4_repro.clock import SYSTEM, FakeClock
 from dsv4_repro.errors import EvidenceError
 from dsv4_repro.forensics.collect.nvml import Nvml
 from dsv4_repro.repro.serving.card_signals import BusyLevel, CardReader
-from dsv4_repro.repro.serving.process_stat import read_stat, start_ticks
+from dsv4_repro.repro.serving.process_stat import read_stat, start_ticks, world_size
 from dsv4_repro.repro.serving.rank_signals import RingReader
 from dsv4_repro.repro.serving.records import Rank, ServerTarget
 from dsv4_repro.repro.serving.signals import Canary, LogReader, ProcessReader
@@ -175,6 +175,20 @@ def test_a_compiler_below_a_worker_is_found_and_one_elsewhere_is_not(tmp_path: P
     stat = read_stat(30, tmp_path)
     assert stat is not None
     assert (stat.name, stat.parent, stat.start_ticks) == ("sh) R 1 (", 20, 777)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (["vllm", "serve", "m"], 1), (["vllm", "serve", "--tensor-parallel-size", "4"], 4), (["x", "-tp=2", "-pp", "3"], 6),
+        (["x", "--tensor_parallel_size=8"], 8), (["x", "-tp"], 1), (["x", "-tp", "x"], 1), (["x", "-tp", "99999999999"], 1),
+    ],
+)  # fmt: skip
+def test_the_ranks_that_a_command_line_asks_for(tmp_path: Path, words: list[str], size: int) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
+    assert world_size(7, tmp_path) == size
+    assert world_size(8, tmp_path) == 0
 
 
 # -- rings --------------------------------------------------------------------------------------------------------------------
