@@ -110,6 +110,8 @@ def _entry(root: str, pid: int) -> ProcessEntry | None:
     except (OSError, ValueError, IndexError):
         return None
     argv: tuple[str, ...] = ()
+    if 2 in (pid, parent):  # kernel threads have none
+        return ProcessEntry(pid, parent, comm, state, ticks)
     try:
         raw = _small(f"{root}/{pid}/cmdline", _MOST_CMDLINE)
         # A process that set its own title leaves one string and zero bytes behind it.

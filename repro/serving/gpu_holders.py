@@ -12,7 +12,7 @@ from ...errors import NoDeviceError, NoDriverError
 from ...forensics.collect.nvml import Nvml
 from ...forensics.device_state import Unread
 
-__all__ = ["GpuHolders", "HeldGpu", "gpu_holders", "has_cuda"]
+__all__ = ["GpuHolders", "HeldGpu", "gpu_holders", "has_cuda", "start_asking"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,9 @@ def _read(make: Callable[[], Nvml]) -> GpuHolders:
     return GpuHolders(ordered, count, tuple(unread))
 
 
-def gpu_holders(make: Callable[[], Nvml] = Nvml, *, seconds: float = 1.0) -> GpuHolders:
-    """Ask NVML from a thread of its own; after ``seconds`` it is left alone and said to be silent."""
+def start_asking(make: Callable[[], Nvml] = Nvml) -> Callable[[float], GpuHolders]:
+    """Ask NVML from a thread of its own. The function that is returned waits so many seconds for the answer; then it is left alone
+    and said to be silent."""
     answer: list[GpuHolders] = []
 
     def ask() -> None:
@@ -70,10 +71,17 @@ def gpu_holders(make: Callable[[], Nvml] = Nvml, *, seconds: float = 1.0) -> Gpu
 
     thread = threading.Thread(target=ask, name="dsv4-repro-nvml", daemon=True)
     thread.start()
-    thread.join(seconds)
-    if answer:
-        return answer[0]
-    return GpuHolders(unread=(Unread("NVML", f"it gave no answer within {seconds:g} s", "nvidia-smi"),))
+
+    def result(seconds: float) -> GpuHolders:
+        thread.join(seconds)
+        return answer[0] if answer else GpuHolders(unread=(Unread("NVML", "it gave no answer in time", "nvidia-smi"),))
+
+    return result
+
+
+def gpu_holders(make: Callable[[], Nvml] = Nvml, *, seconds: float = 1.0) -> GpuHolders:
+    """Ask, and wait so many seconds for the answer."""
+    return start_asking(make)(seconds)
 
 
 def has_cuda(pids: Iterable[int], root: Path = Path("/proc")) -> dict[int, bool | None]:

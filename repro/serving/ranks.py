@@ -27,7 +27,7 @@ from ...forensics.collect.process_table import (
     start_ticks,
 )
 from ...forensics.device_state import Unread
-from .gpu_holders import gpu_holders, has_cuda
+from .gpu_holders import has_cuda, start_asking
 from .rank_numbers import Look, agent_names, numbered
 from .records import Rank, ServerTarget
 from .roles import is_ray_worker, option, roles_of, server_roots
@@ -36,8 +36,8 @@ __all__ = ["agent_names", "find_server", "find_servers", "is_same", "output_rank
 
 _PROC = Path("/proc")
 _LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::", "")
-#: Of the two seconds in all, so much goes to the process table, to sockets and to NVML.
-_TABLE_S, _SOCKETS_S, _NVML_S = 1.0, 0.4, 0.5
+#: Of the two seconds in all, so much goes to the process table, to sockets, and (beside the table) to NVML.
+_TABLE_S, _SOCKETS_S, _NVML_S = 1.4, 0.3, 0.6
 _STAGE = re.compile(r"stage PP(\d{1,5})")
 _TRUE = ("1", "true", "yes", "on")
 
@@ -66,8 +66,10 @@ def find_server(
 
 
 def _look(root: Path, clock: Clock, nvml: Callable[[], Nvml]) -> Look:
+    asked = start_asking(nvml)  # beside the process table: a driver in trouble takes its time
+    deadline = Deadline(_NVML_S, clock)
     table = read_process_table(root, deadline=Deadline(_TABLE_S, clock))
-    return Look(table, gpu_holders(nvml, seconds=_NVML_S), root, Deadline(_SOCKETS_S, clock))
+    return Look(table, asked(max(deadline.remaining(), 0.05)), root, Deadline(_SOCKETS_S, clock))
 
 
 def _the_only_one(look: Look) -> ServerTarget:

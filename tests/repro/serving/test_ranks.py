@@ -347,7 +347,7 @@ def test_an_nvml_that_hangs_costs_its_share_of_the_time(proc: Proc) -> None:
     began = time.monotonic()
     target = find(proc, nvml=hangs)
     assert time.monotonic() - began < 2.0
-    assert "NVML: it gave no answer within 0.5 s" in whys(target)
+    assert "NVML: it gave no answer in time" in whys(target)
     assert [rank.rank for rank in target.ranks] == [0, 1]
 
 
