@@ -36,6 +36,7 @@ PUBLISHED: Mapping[str, tuple[str, str]] = {
     "selftest": ("repro.selftest", "SelftestReport"),
     "show": ("repro.documents", "ShowDocument"),
     "timeline-line": ("repro.run_records", "TimelineLine"),
+    "unwedge": ("repro.unwedge_verb", "UnwedgeDocument"),
     "verify": ("repro.campaign.documents", "VerifyDocument"),
     "webhook": ("repro.serving.hang_actions", "webhook_schema"),
     "why": ("repro.why_document", "WhyDocument"),

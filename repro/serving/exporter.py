@@ -33,6 +33,8 @@ class WatchState:
     hangs: int = 0
     restarts: int = 0
     releases: int | None = None
+    rescues: int | None = None
+    averted: int | None = None
     last_hang: float | None = None
     run: str = ""
     reason: str = ""
@@ -70,6 +72,8 @@ class _Families:
             ("still_seconds", "Seconds since the server last moved.", seen.still_s),
             ("live_requests", "Requests that run.", seen.live_requests),
             ("agent_releases", "Waits that the agents of the workers that run have released.", seen.releases),
+            ("agent_rescues", "Stalls that the agents' rescue ended.", seen.rescues),
+            ("agent_averted_waits", "Steps that would have wedged without the agents' guard.", seen.averted),
             ("last_hang_timestamp_seconds", "When the last hang was found.", seen.last_hang),
         ):
             if value is not None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ...clock import SYSTEM, Clock, Deadline
 from ...errors import ReproError
+from .agent_counters import agent_counters
 from .exporter import WatchState
 from .records import Assessment, ServerTarget, Snapshot
 
@@ -143,6 +144,9 @@ class WatchLoop:
             reason=assessment.reasons[0] if assessment.reasons else "",
             releases=self._released(snapshot),
         )
+        counted = agent_counters(self._target.agent_folder, {rank.pid for rank in self._target.ranks}) if self._target else None
+        if counted is not None:
+            self._set(rescues=counted.rescues, averted=counted.averted)
         if assessment.state != before:
             style = {"hung": "bad", "crashed": "bad", "healthy": "good"}.get(assessment.state, "note")
             why = f": {assessment.reasons[0]}" if assessment.reasons else ""

@@ -1,0 +1,51 @@
+"""What the agents of a server's running workers count: stalls that the rescue ended, metadata builds that the guard clamped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import EvidenceError
+from ..agent_show import read_document
+
+__all__ = ["AgentCounters", "agent_counters"]
+
+_MOST_FILES = 4096
+_MOST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCounters:
+    """Sums over workers, since each of them started. ``averted``: steps that would have wedged without the guard's clamp."""
+
+    releases: int
+    rescues: int
+    guarded: int
+    averted: int
+
+
+def agent_counters(folder: Path | None, pids: Collection[int]) -> AgentCounters | None:
+    """From the status files of ``pids`` in ``folder``; None where none of them says anything (an older agent, or none)."""
+    if folder is None:
+        return None
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.name.startswith("status-"))[:_MOST_FILES]
+    except OSError:
+        return None
+    sums = dict.fromkeys(("releases", "rescues", "guarded_builds", "averted_waits"), 0)
+    found = False
+    for name in names:
+        pid = name.removeprefix("status-").partition("-")[0]
+        if not (pid.isdigit() and int(pid[:18]) in pids):
+            continue
+        try:
+            counters = read_document(folder / name).get("counters")
+        except EvidenceError:
+            continue
+        if isinstance(counters, dict):
+            found = True
+            for key in sums:
+                value = counters.get(key)
+                sums[key] += value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else 0
+    return AgentCounters(sums["releases"], sums["rescues"], sums["guarded_builds"], sums["averted_waits"]) if found else None
