@@ -1,12 +1,13 @@
 """The figures of campaigns. Prints as it goes and writes ``campaign.json`` part by part.
 
-    PYTHONPATH=PARENT python benchmarks/campaign.py --out DIR [--parts cpu,verify,sqlite,ray,gpu,healthy] [--kernel SPEC]
-    [--trials N]
+    PYTHONPATH=PARENT python benchmarks/campaign.py --out DIR [--parts cpu,verify,sqlite,ray,gpu,healthy,minimise] [--kernel SPEC]
+    [--trials N] [--library vllm/_C.so]
 
 ``cpu``: trials a minute of the shrunk case on the interpreter, on two workers, and its identification. ``verify``: seconds of
 ``verify drain`` on the CPU. ``sqlite``: a million trials stored, their summary. ``ray``: the same plan on one and on two local
 nodes. ``gpu`` (needs a card): kernel-level trials that hang, unwedged and reused, against a process a trial, side by side.
-``healthy`` (needs a card): N healthy trials, of which none may be called a hang.
+``healthy`` (needs a card): N healthy trials, of which none may be called a hang. ``minimise`` (needs a card): a run shrunk there, and
+its reproducer executed; with ``--library`` (and torch) that for vLLM's op too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -225,12 +227,72 @@ def part_healthy(arguments: Any) -> dict[str, Any]:
     return found
 
 
-PARTS = {"cpu": part_cpu, "verify": part_verify, "sqlite": part_sqlite, "ray": part_ray, "gpu": part_gpu, "healthy": part_healthy}
+def part_minimise(arguments: Any) -> dict[str, Any]:
+    """``minimise --on gpu`` of a run of ours, the reproducer it wrote, and (with ``--library``) the one for vLLM's op."""
+    found: dict[str, Any] = {}
+    folder = arguments.out / "minimise"
+
+    def verb(*words: str, timeout: float) -> tuple[int, float, str]:
+        began = time.monotonic()
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
+        except subprocess.TimeoutExpired:
+            return -1, time.monotonic() - began, f"no end within {timeout:g} s"
+        return done.returncode, time.monotonic() - began, (done.stdout + done.stderr)[-1500:]
+
+    cases = [("driver", arguments.kernel, [])]
+    if arguments.library:
+        cases.append(("op", arguments.op_kernel, ["0", arguments.library]))
+    for name, kernel, more in cases:
+        share = ["--share"] if arguments.share else []
+        run = [
+            sys.executable,
+            "-m",
+            "dsv4_repro.repro",
+            "run",
+            "drain",
+            "--on",
+            "gpu",
+            "--kernel",
+            kernel,
+            "--out",
+            str(folder / name),
+        ]
+        status, seconds, said = verb(*run, *share, timeout=120)
+        entry: dict[str, Any] = {"run": {"status": status, "seconds": round(seconds, 2)}}
+        found[name] = entry
+        if status != 3:
+            entry["said"] = said
+            continue
+        shrink = [sys.executable, "-m", "dsv4_repro.repro", "minimise", str(folder / name), "--on", "gpu", "--timeout", "200"]
+        status, seconds, said = verb(*shrink, timeout=240)
+        entry["minimise"] = {"status": status, "seconds": round(seconds, 2), "said": said}
+        written = folder / name / "minimised" / "minimised.json"
+        if written.is_file():
+            document = json.loads(written.read_text())
+            entry["minimise"] |= {key: document[key] for key in ("case", "launch", "candidates", "trials", "identity")}
+            status, seconds, said = verb(sys.executable, str(folder / name / "minimised" / "reproducer.py"), *more, timeout=60)
+            entry["reproducer"] = {"status": status, "seconds": round(seconds, 2), "said": said}
+        say(f"minimise {name}: {entry}")
+    return found
+
+
+PARTS = {
+    "cpu": part_cpu,
+    "verify": part_verify,
+    "sqlite": part_sqlite,
+    "ray": part_ray,
+    "gpu": part_gpu,
+    "healthy": part_healthy,
+    "minimise": part_minimise,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--library", default="", help="vLLM's _C library for the op reproducer of part minimise")
+    parser.add_argument("--op-kernel", default="vllm==0.26.0", help="the release that --library is of")
     parser.add_argument("--parts", default="cpu,verify,sqlite,ray")
     parser.add_argument("--kernel", default="builtin")
     parser.add_argument("--trials", type=int, default=500)
