@@ -39,6 +39,8 @@ SUSPECT_S = 60.0
 #: No token and no other answer for so long, whatever the observer says, seconds. Prefill and JIT of a first batch fit in.
 SILENT_S = 600.0
 CAPTURE_S = 40.0
+#: A drain that has ended is clean if the server completes one more request within this, seconds.
+_LAST_ANSWER_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,8 @@ class ServerGround:
         return None
 
     def _over(self, step: DecodeStep, began: float) -> StepOutcome:
-        """The load has ended: done, unless nothing of it was answered."""
+        """The load has ended: done, if something of it was answered and the server still answers. A server that has died ends a
+        load too, with errors, and a moment before its own end is seen."""
         assert self._load is not None
         sample = self._load.sample()
         if self._load.error and not sample.tokens:
@@ -291,7 +294,25 @@ class ServerGround:
         if not sample.tokens:
             faults = ", ".join(f"{count} x {kind}" for kind, count in sample.faults.items()) or "no request was sent"
             return self._outcome(step, "unfinished", began, (f"no request was answered ({faults}): client faults are no hang",))
+        answered, why = self._still_answers()
+        if sample.faults or not answered:
+            self._settle()
+            outcome = self._ended(step, began) or (None if answered else self._stands(step, began))
+            if outcome is not None:
+                return outcome
+        if not answered:
+            return self._outcome(
+                step, "unfinished", began, (f"the drain ended, and the server completes no further request: {why}",)
+            )
         return self._outcome(step, "done", began)
+
+    def _still_answers(self) -> tuple[bool, str]:
+        from .serving.completions import complete_once
+
+        assert self._target is not None
+        base, model = self._target.base_url or "", self._target.model or ""
+        outcome = complete_once(base, model, timeout_s=_LAST_ANSWER_S, headers=self._headers, clock=self._clock)
+        return outcome.completed, f"{outcome.kind} {outcome.detail}".strip()[:200]
 
     def _outcome(self, step: DecodeStep, state: Any, began: float, reasons: Sequence[str] = ()) -> StepOutcome:
         assert self._load is not None
@@ -335,6 +356,7 @@ class ServerGround:
             dump=self._spec.dumps if self._spec is not None else None,
             moved=self._moved,
             left=self._left,
+            told=False,
         )
         self._captured = (folder, captures)
         return captures

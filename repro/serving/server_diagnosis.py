@@ -33,6 +33,10 @@ __all__ = ["ServerFacts", "clean_drain", "guard_armed", "judge_server", "planned
 _NEXT = "dsv4-repro run drain --on server --model dummy --trials 3"
 
 
+#: Client faults that took a request out before it had begun: the others drained all the same.
+_TURNED_AWAY = ("too-many-requests", "unavailable")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What is known of the server beside the load. ``release`` None: not known. ``guarded``, ``clamped``: by the table of releases
@@ -99,9 +103,16 @@ def clean_drain(
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(load.faults.items()))
     tail = [f"client faults: {faults}"] if faults else []
     tail += [f"the load's own records are not complete: {load_error}"] if load_error else []
+    broken = sum(count for kind, count in load.faults.items() if kind not in _TURNED_AWAY)
     document: dict[str, Any] = {
         "windows": [{"window": one.aim.text, "how": one.how, "waves": one.waves, "steps": one.steps} for one in seen]
     }
+    if found and broken:
+        sentence = f"{broken} requests of the drain ended in errors, so that it ended by itself is not shown"
+        verdict = _verdict("unknown", "low", "; ".join([sentence, *tail]))
+        return completed(
+            Diagnosis(outcome="inconclusive", ground="server", verdict=verdict, window=Window(reached=True), next=_NEXT), **document
+        ), False
     if found:
         best = found[0]
         words = "; ".join(f"{one.aim.text} ({one.how}, {one.steps} steps)" for one in found[:4])

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ...clock import SYSTEM, Clock, Deadline
@@ -68,7 +69,7 @@ class ServerProcess:
         """Start it. ServerError if the interpreter cannot be run or the log cannot be written."""
         spec = self.spec
         try:
-            with spec.log_path.open("ab") as log:
+            with spec.log_path.open("ab") as log, _interrupt_held():
                 self._process = subprocess.Popen(
                     spec.argv,
                     stdin=subprocess.DEVNULL,
@@ -190,6 +191,8 @@ class ServerProcess:
         """SIGTERM to its group, SIGKILL to whatever is left, and a look whether the GPUs are free. Ctrl-C makes it quicker."""
         if self._ended is not None:
             return self._ended
+        if self._tree is None and self._process is not None:
+            self._tree = ProcessTree(self._process.pid, _marks().get(RUN_VARIABLE, ""), self._clock)
         if self._tree is None or self._process is None:
             self._ended = CloseOutcome("clean", device_idle=None, detail="no server was started")
             return self._ended
@@ -229,6 +232,23 @@ class ServerProcess:
             if until.expired:
                 return False, f"NVML still shows {sorted(held)} on a GPU"
             self._clock.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Ctrl-C waits until the block is over: between the fork and the return of Popen nobody would know the new process. A handler
+    is held, no signal mask: the child would inherit that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _how(status: int) -> str:

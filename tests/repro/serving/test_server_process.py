@@ -198,3 +198,24 @@ def test_after_our_own_kill_the_doctor_finds_the_whole_tree(tmp_path: Path) -> N
     assert tree <= {item.pid for item in leftovers}
     assert set(end_leftovers(leftovers).values()) <= {"ended", "killed", "gone"}
     assert not [item for item in find_leftovers() if item.run == str(tmp_path)]
+
+
+def test_ctrl_c_while_the_process_is_made_is_not_lost_and_the_process_is_known(
+    serve: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = subprocess.Popen
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        process = real(*arguments, **more)
+        os.kill(os.getpid(), signal.SIGINT)  # between the fork and the return
+        return process
+
+    server = serve()
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    monkeypatch.undo()
+    assert server.pid is not None
+    assert server.end().how in ("terminated", "killed")
+    assert not psutil.pid_exists(server.pid)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
