@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..clock import SYSTEM, Clock
 from ..errors import ReproError, UnavailableError
 from ..forensics.device_state import Unread
 from .console import Screen, printable
+from .serving.questions import Question
 from .serving.records import ServerTarget
 from .serving.standing import Standing
 from .serving.why_look import Look, look
@@ -22,23 +23,18 @@ __all__ = ["document_of", "find_one", "next_steps", "run_why"]
 #: An attach with everything around it takes so long at most, seconds (0.7 to 19 s were measured).
 ATTACH_S = 30.0
 FIND_S = 2.5
+_Answer = TypeVar("_Answer")
 _OUTCOMES = {"hung": "hang", "healthy": "clean", "idle": "clean", "starting": "clean", "ended": "other"}
 _STATUS = {"hang": 3, "clean": 0, "other": 4, "inconclusive": 5}
 
 
 def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
     """The server named by PID or URL, else the only one here. UnavailableError: none, or several (listed)."""
-    from .serving.questions import Question
     from .serving.ranks import find_server, find_servers
 
     if named is not None:
-        target, why = Question("the server", lambda: find_server(named, clock=clock), FIND_S, clock).answer()
-        if target is None:
-            raise UnavailableError(_why_text(why), help_text=why.remedy if why is not None else "")
-        return target
-    found, why = Question("the servers of this machine", find_servers, FIND_S, clock).answer()
-    if found is None:
-        raise UnavailableError(_why_text(why), help_text=why.remedy if why is not None else "")
+        return _answered(Question("the server", lambda: find_server(named, clock=clock), FIND_S, clock))
+    found = _answered(Question("the servers of this machine", find_servers, FIND_S, clock))
     if not found:
         raise UnavailableError(
             "no vLLM server was found among the processes that can be seen here",
@@ -50,8 +46,14 @@ def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
     return found[0]
 
 
-def _why_text(why: Unread | None) -> str:
-    return f"{why.what}: {why.why}" if why is not None else "no answer"
+def _answered(question: Question[_Answer]) -> _Answer:
+    """The answer, or its own error; UnavailableError where none came in time."""
+    answer, why = question.answer()
+    if question.error is not None:
+        raise question.error
+    if answer is None:
+        raise UnavailableError(f"{why.what}: {why.why}" if why is not None else "no answer")
+    return answer
 
 
 def _power(seen: Look) -> tuple[str, ...]:

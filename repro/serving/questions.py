@@ -29,12 +29,15 @@ class Question(Generic[_Answer]):
         self._done = threading.Event()
         self._answer: _Answer | None = None
         self._unread: Unread | None = None
+        #: The error of ours that was its answer, for a caller that wants to raise it.
+        self.error: ReproError | None = None
         threading.Thread(target=self._run, name=f"dsv4-repro-ask-{what}"[:60], daemon=True).start()
 
     def _run(self) -> None:
         try:
             self._answer = self._ask()
         except ReproError as error:
+            self.error = error
             self._unread = Unread(self.what, str(error), error.help_text)
         except Exception as error:
             self._unread = Unread(self.what, f"{type(error).__name__}: {error}"[:300], "Please report this.")

@@ -21,6 +21,8 @@ StandingState = Literal["healthy", "idle", "starting", "suspect", "hung", "ended
 #: A stand-still of so long, with a signal from the device, is a hang, seconds. Longer than the first round of a JIT compilation as
 #: users saw it (31 s at the 95th percentile, vllm-project/vllm#51758) only together with a busy device: a compiler leaves it idle.
 STILL_S = 15.0
+#: vLLM writes its stats line so often (VLLM_LOG_STATS_INTERVAL), seconds.
+STATS_S = 10.0
 BUSY_PERCENT = 90
 QUIET_MEMORY_PERCENT = 2
 #: A card that draws at least this share of what it drew while it computed is computing.
@@ -103,13 +105,14 @@ def _still(
                 "inferred",
                 [f"log: the first waiting line is {history.wait_first_age_s:.0f} s old, after {history.wait_interval_s:g} s"],
             )
-        silent = [
-            age
-            for age in (history.flowing_age_s, history.stats_age_s if history.stats_generation == 0 else None)
-            if age is not None
-        ]
-        if silent:
-            age = max(min(silent), snapshots[-1].at - snapshots[0].at)
+        # A line with 0 tokens covers the time before it; one with tokens says nothing of the time after it, until lines miss.
+        age = -1.0
+        if history.stats_generation == 0 and history.stats_age_s is not None:
+            age = history.stats_age_s
+        elif history.flowing_age_s is not None:
+            age = history.flowing_age_s - 2 * STATS_S
+        if age > 0:
+            age = max(age, snapshots[-1].at - snapshots[0].at)
             return age, "inferred", [f"log: no tokens in the stats for at least {age:.0f} s"]
     return None, "not observed", []
 

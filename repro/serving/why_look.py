@@ -22,7 +22,7 @@ from .log_history import LogHistory, LogTail, log_history, read_log_tail
 from .questions import Question
 from .recorded_ranks import recorded_ranks
 from .records import Assessment, ServerTarget, Snapshot
-from .standing import Standing, standing
+from .standing import STATS_S, Standing, standing
 
 __all__ = ["Look", "Observed", "deadline_of", "engine_above", "look", "observe"]
 
@@ -163,8 +163,8 @@ def _starts(snapshots: Sequence[Snapshot], history: LogHistory | None) -> list[S
         age = history.wait_first_age_s + history.wait_interval_s
         found.append(Start(age, "inferred", "the log's first waiting line and its interval", 2.0))
     elif history.flowing_age_s is not None and history.stats_generation == 0:
-        # Tokens came within the stats interval before that line: the step was sent at most that much before it, or after it.
-        found.append(Start(history.flowing_age_s, "inferred", "the log's last stats line with tokens", 10.0))
+        # Tokens came within the ten seconds before that line, and none after it: the step was sent then. The earliest is taken.
+        found.append(Start(history.flowing_age_s + STATS_S, "inferred", "the log's last stats line with tokens", STATS_S))
     return found
 
 

@@ -322,3 +322,16 @@ def test_it_finds_the_server_by_itself_and_asks_where_there_are_several(
     assert "no vLLM server was found" in capsys.readouterr().out
     monkeypatch.setattr(ranks, "find_servers", lambda: found[:1])
     assert find_one(None) == found[0]
+
+
+def test_what_is_neither_a_pid_nor_a_url_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "ftp://x", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_status"] == 2
+    assert main(["why", str(1 << 29), "--json"]) == 5
+    assert json.loads(capsys.readouterr().out)["state"] == "no server"
+
+
+def test_out_keeps_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "http://127.0.0.1:9", "--out", str(tmp_path / "o")]) == 5
+    capsys.readouterr()
+    jsonschema.validate(json.loads((tmp_path / "o" / "why.json").read_text()), schema_of("why"))
