@@ -79,7 +79,7 @@ def complete_once(
             await stream.run(session)
 
     started = clock.monotonic()
-    thread = LoopThread("dsv4-repro completion", main)
+    thread = LoopThread("dsv4-repro-completion", main)
     thread.start()
     ended = thread.join(timeout_s + 1.0) or thread.stop(1.0)
     if stream.outcome is not None:
@@ -129,7 +129,7 @@ class FillerRequests:
             )
             for number in range(count)
         )
-        self._thread = LoopThread("dsv4-repro fillers", self._main)
+        self._thread = LoopThread("dsv4-repro-fillers", self._main)
         self._started = False
 
     async def _main(self) -> None:

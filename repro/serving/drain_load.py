@@ -99,7 +99,7 @@ class DrainLoad:
         self._headers = dict(headers or {})
         self._nonce = secrets.token_hex(4)
         self._writer: RecordWriter | None = None
-        self._thread = LoopThread("dsv4-repro load", self._main)
+        self._thread = LoopThread("dsv4-repro-load", self._main)
         self._learner = _Learner(counters, ring_steps, clock)
         self._requests: dict[str, _Request] = {}
         self._steering: WaveSteering | None = None
@@ -421,7 +421,7 @@ class _Learner:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._rounds = 0
-        self._thread = threading.Thread(target=self._run, name="dsv4-repro load counters", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dsv4-repro-load-counters", daemon=True)
         self.error = ""
 
     def start(self) -> None:
