@@ -6,8 +6,8 @@
 ``cpu``: trials a minute of the shrunk case on the interpreter, on two workers, and its identification. ``verify``: seconds of
 ``verify drain`` on the CPU. ``sqlite``: a million trials stored, their summary. ``ray``: the same plan on one and on two local
 nodes. ``gpu`` (needs a card): kernel-level trials that hang, unwedged and reused, against a process a trial, side by side.
-``healthy`` (needs a card): N healthy trials, of which none may be called a hang. ``minimise`` (needs a card): a run shrunk there and
-its reproducer executed; with ``--library`` (and torch) that for vLLM's op too.
+``healthy`` (needs a card): N healthy trials, of which none may be called a hang. ``minimise`` (needs a card): a run shrunk there
+and its reproducer executed; with ``--library`` (and torch) that for vLLM's op too.
 """
 
 from __future__ import annotations
