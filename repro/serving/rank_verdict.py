@@ -14,14 +14,14 @@ from ...forensics.chain import StepFacts
 from ...forensics.device_state import DeviceState, Unread
 from ...forensics.diagnose import diagnose_state
 from ...forensics.evidence.device_text import family_of
-from ...forensics.identity import readable_name
+from ...forensics.identity import base_name, readable_name
 from ...forensics.records import Diagnosis, Evidence, Wait
 from ..captured import all_unread, merge_states
 from ..ground import CaptureOutcome
 from .measured_step import KnownWait, agent_launches, device_of, known_wait, measured_step, with_parameters
 from .records import Rank
 
-__all__ = ["RankVerdict", "Role", "judge_rank"]
+__all__ = ["RankVerdict", "Role", "judge_rank", "rank_name"]
 
 Role = Literal["held", "waits for a peer", "stuck", "at work", "idle", "ended", "not read"]
 
@@ -50,7 +50,7 @@ class RankVerdict:
     @property
     def name(self) -> str:
         """``rank 1`` or, where that is not known, ``process 816``."""
-        return f"rank {self.rank.rank}" if self.rank.rank is not None else f"process {self.rank.pid}"
+        return rank_name(self.rank)
 
     @property
     def key(self) -> tuple[str | None, ...]:
@@ -83,19 +83,21 @@ def judge_rank(
     ended = any(item.why.startswith(("the process has ended", "the process ended under")) for item in unread)
     common: dict[str, Any] = {"step": step, "recovered": recovered, "unread": unread}
     state = merge_states(captures)
+    wait = known_wait(asked) if hung else None
     if state is not None and state.grids:
         filled, from_agent = with_parameters(state, launches)
         notes = ("kernel parameters are from the agent's record of the captured launch",) if from_agent else ()
         diagnosis = diagnose_state(filled, ground="server", step=step, evidence=evidence, hung=hung, host=host, unwedge=unwedge)
         kernels = tuple(dict.fromkeys(readable_name(grid.kernel) for grid in filled.grids if grid.ctas is None or grid.ctas))
         role = _role(diagnosis, filled)
-        return RankVerdict(rank, role, diagnosis, waits=diagnosis.waits, kernels=kernels, notes=notes, **common)
-    wait = known_wait(asked)
-    if wait is not None and hung:
-        rows = step.graph_rows if step is not None and step.origin == "measured" else None
-        plan = wait.launch.plan(device_of(names or {}, rank.gpu_index), rows)
-        waits = (_wait(wait, plan.ctas_per_group, plan.grid),) if plan is not None else ()
-        return RankVerdict(rank, "held", known=wait, waits=waits, **common)
+        ours = any(base_name(grid.kernel) == "persistent_topk_kernel" for grid in filled.grids)
+        if wait is None or role == "held" or not ours:
+            return RankVerdict(rank, role, diagnosis, waits=diagnosis.waits, kernels=kernels, notes=notes, **common)
+        # The debugger shows the kernel and not where its blocks stand; the counters that the agent read say what they wait for.
+        notes = (f"{rank_name(rank)}: the debugger showed {', '.join(kernels)} and no wait; row states told it",)
+        return RankVerdict(rank, "held", known=wait, waits=_waits(wait, step, names, rank), kernels=kernels, notes=notes, **common)
+    if wait is not None:
+        return RankVerdict(rank, "held", known=wait, waits=_waits(wait, step, names, rank), **common)
     if ended:
         return RankVerdict(rank, "ended", **common)
     nothing = any(item.what == "cuda-gdb kernels" for item in unread)
@@ -117,11 +119,25 @@ def _role(diagnosis: Diagnosis, state: DeviceState) -> Role:
     return "at work" if diagnosis.verdict.class_ == "unknown" else "stuck"
 
 
-def _wait(known: KnownWait, ctas: int, grid: int) -> Wait:
-    """The wait as far as memory tells it: value and address read, target and block by the launcher's arithmetic."""
-    return Wait.model_validate({
-        "kernel": "persistent_topk_kernel", "grid": (grid, 1, 1), "block": (known.group * ctas, 0, 0),
+def rank_name(rank: Rank) -> str:
+    """``rank 1`` or, where that is not known, ``process 816``."""
+    return f"rank {rank.rank}" if rank.rank is not None else f"process {rank.pid}"
+
+
+def _waits(known: KnownWait, step: StepFacts | None, names: Mapping[str, Any] | None, rank: Rank) -> tuple[Wait, ...]:
+    """The wait as far as memory tells it: value and address read, target and block by the launcher's arithmetic.
+
+    Empty where the card is not known: then the group's size is not, either.
+    """
+    rows = step.graph_rows if step is not None and step.origin == "measured" else None
+    plan = known.launch.plan(device_of(names or {}, rank.gpu_index), rows)
+    if plan is None:
+        return ()
+    ctas = plan.ctas_per_group
+    wait = Wait.model_validate({
+        "kernel": "persistent_topk_kernel", "grid": (plan.grid, 1, 1), "block": (known.group * ctas, 0, 0),
         "address": hex(known.address), "value": 1, "target": ctas, "comparison": ">=", "state_field": "arrival_counter",
         "group": known.group, "role": "leader", "address_status": "measured", "value_status": "measured",
         "target_status": "computed", "block_status": "inferred", "live_value": 1,
     })  # fmt: skip
+    return (wait,)

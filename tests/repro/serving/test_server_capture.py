@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import json
+import lzma
 import os
 import signal
 import stat
@@ -33,8 +34,9 @@ from dsv4_repro.repro.runstore import RunStore
 from dsv4_repro.repro.serving import capture_log
 from dsv4_repro.repro.serving.device_looks import ProcessDump, dump_settings
 from dsv4_repro.repro.serving.ranks import find_server
-from dsv4_repro.repro.serving.records import LogSample, Rank, ServerTarget, Snapshot
+from dsv4_repro.repro.serving.records import Assessment, LogSample, Rank, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.server_capture import capture_server
+from dsv4_repro.repro.serving.server_verdict import diagnose_server
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
@@ -181,6 +183,14 @@ def test_every_rank_is_read_in_the_order_of_disturbance(wedged: Wedged, tmp_path
     assert {outcome.disturbance for outcome in of(outcomes, "cuda_gdb") + of(outcomes, "host_stacks")} == {"pauses"}
     assert of(outcomes, "cuda_gdb")[0].state is not None
     assert {outcome.facts["rank"] for outcome in of(outcomes, "cuda_gdb")} == {0, 1}
+    # A transcript that names the kernel and shows no block leaves the counters that the agents read.
+    found = diagnose_server(
+        outcomes, None, Assessment("hung", 1.0, 0.0, ("x",), ("a step does not end",)), tmp_path / "ev", target=target
+    )
+    assert (found.verdict.class_, found.verdict.cause) == ("gpu-spin-barrier", "peer-left")
+    assert found.window.live_requests == 3
+    assert found.window.padded_requests == 1
+    assert {row["rank"] for row in found.document()["ranks"]} == {0, 1}
 
 
 def test_a_run_s_store_takes_it_all(wedged: Wedged, tmp_path: Path) -> None:
@@ -427,6 +437,63 @@ def test_the_dump_of_somebody_else_s_process_is_named_by_its_environment(tmp_pat
     bare = dump_settings(os.getpid())
     assert isinstance(bare, Unread)
     assert "CUDA_COREDUMP_PIPE" in bare.remedy
+
+
+DRIVER = """
+import os, shutil, sys
+names = ("CUDA_COREDUMP_PIPE", "CUDA_COREDUMP_FILE", "SOURCE")
+pipe, dump, source = (os.environ[name].replace("%p", str(os.getpid())) for name in names)
+os.mkfifo(pipe)
+print("ready", flush=True)
+with open(pipe, "rb") as stream:
+    stream.read(1)
+shutil.copy(source, dump)
+sys.exit(0)
+"""
+
+
+def test_two_ranks_are_dumped_side_by_side_and_read(tmp_path: Path) -> None:
+    """A stand-in of the driver: one byte in the pipe, and the dump of a real wedge is there. The worker is gone after it."""
+    cores = Path(__file__).resolve().parents[2] / "fixtures" / "cores"
+    source = tmp_path / "source"
+    with lzma.open(cores / "hung-topk.nvcudmp.xz") as packed:
+        source.write_bytes(packed.read())
+    environment = {
+        **os.environ, "CUDA_ENABLE_USER_TRIGGERED_COREDUMP": "1", "CUDA_COREDUMP_PIPE": f"{tmp_path}/pipe_%p",
+        "CUDA_COREDUMP_FILE": f"{tmp_path}/core_%p.nvcudmp", "SOURCE": str(source),
+    }  # fmt: skip
+    children = [
+        subprocess.Popen([sys.executable, "-c", DRIVER], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        ranks = tuple(
+            Rank(child.pid, number, start_ticks(child.pid) or 0, gpu_index=number) for number, child in enumerate(children)
+        )
+        target = ServerTarget(base_url=None, ranks=ranks, tree={rank.pid: "worker" for rank in ranks})
+        outcomes = capture(
+            target, tmp_path / "ev", Told(), Tools(tmp_path / "tools"), attach=False, allow_dump=True, stacks=False, budget_s=20.0
+        )
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+    dumps = of(outcomes, "core_dump")
+    assert [outcome.facts["rank"] for outcome in dumps] == [0, 1]
+    for rank, outcome in zip(ranks, dumps, strict=True):
+        assert outcome.state is not None
+        assert "persistent_topk_kernel" in outcome.state.grids[0].kernel
+        (artefact,) = outcome.artefacts
+        assert artefact.path == tmp_path / "ev" / f"rank-{rank.rank}" / f"gpu-rank{rank.rank}-pid-{rank.pid}.nvcudmp"
+    found = diagnose_server(
+        outcomes, None, Assessment("hung", 1.0, 0.0, ("x",), ("the GPU is held",)), tmp_path / "ev", target=target
+    )
+    assert (found.verdict.class_, found.verdict.cause, found.verdict.confidence) == ("gpu-spin-barrier", "peer-left", "high")
+    assert [(wait.rank, wait.device) for wait in found.waits] == [(0, 0), (1, 1)]
 
 
 def test_a_target_of_which_nothing_is_known(tmp_path: Path) -> None:

@@ -251,6 +251,31 @@ def test_row_states_alone_tell_counter_and_target_without_ptrace(case: Case) -> 
     assert {row(found, rank)["read_by"] for rank in (0, 1)} == {"memory alone"}
 
 
+def test_a_debugger_that_shows_the_kernel_and_no_block_is_completed_by_the_row_states(case: Case) -> None:
+    blind = core("hung-topk")
+    blind = dataclasses.replace(blind, grids=tuple(dataclasses.replace(grid, ctas=None, params=None) for grid in blind.grids))
+    case.cards()
+    for rank in RANKS:
+        case.device(rank, blind)
+    assert verdict(case.judge())[:2] == ("gpu-kernel-stuck", None)
+    for rank in RANKS:
+        case.asked(rank)
+    found = case.judge()
+    assert verdict(found) == ("gpu-spin-barrier", "peer-left", "medium")
+    assert [(wait.rank, wait.value, wait.target) for wait in found.waits] == [(0, 1, 2), (1, 1, 2)]
+    assert "row states told it" in found.document()["notes"][0]
+
+
+def test_a_known_wait_in_memory_does_not_overrule_another_kernel_that_was_seen(case: Case) -> None:
+    case.cards()
+    case.device(RANKS[0], renamed(core("crossrank"), "cross_device_reduce_1stage"))
+    case.asked(RANKS[0])
+    case.not_read(RANKS[1])
+    found = case.judge()
+    assert row(found, 0)["role"] == "waits for a peer"
+    assert found.verdict.class_ == "gpu-kernel-stuck"
+
+
 def test_without_a_known_card_the_target_is_not_made_up(case: Case) -> None:
     case.asked(RANKS[0])
     case.not_read(RANKS[1])
