@@ -70,6 +70,10 @@ def _left(folder: Path) -> list[int]:
     return found
 
 
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in read_timeline(folder) if isinstance(line, dict)]
+
+
 def test_a_wedge_is_status_3_with_evidence_and_a_report(drain: Run) -> None:
     status, document, _, folder = drain("wedge=3")
     assert status == 3
@@ -90,9 +94,9 @@ def test_a_wedge_is_status_3_with_evidence_and_a_report(drain: Run) -> None:
     assert (folder / "report.md").stat().st_size > 500
     assert (folder / "requests.jsonl").stat().st_size > 0
     assert (folder / "server" / "vllm.log").stat().st_size > 0
-    kinds = [line["kind"] for line in read_timeline(folder)]
+    kinds = [line["kind"] for line in _lines(folder)]
     assert kinds.index("ready") < kinds.index("hung") < kinds.index("capture") < kinds.index("verdict") < kinds.index("close")
-    hung = next(line for line in read_timeline(folder) if line["kind"] == "hung")
+    hung = next(line for line in _lines(folder) if line["kind"] == "hung")
     assert hung["live"] == 3
     assert hung["detail"]["stood_still_s"] <= 5.0
     assert "run drain --dump" in document["next"]
@@ -130,7 +134,7 @@ def test_a_bare_server_without_a_device_side_sign_stays_suspect(drain: Run) -> N
     assert document["verdict"]["class"] != "gpu-spin-barrier"
     assert status in (3, 5)
     assert not (folder / "agent").exists()
-    states = [line["state"] for line in read_timeline(folder) if line["kind"] == "state"]
+    states = [line["state"] for line in _lines(folder) if line["kind"] == "state"]
     assert "suspect" in states
     assert "hung" not in states
     assert any(item["what"] == "GPU core dump" for item in document["unread"])
@@ -148,8 +152,8 @@ def test_a_server_that_dies_while_it_serves_is_status_4(drain: Run, switch: str)
 def test_an_api_process_that_is_killed_is_status_4(tmp_path: Path, plan: Path) -> None:
     process, folder = _begin(tmp_path, plan, "step_ms=20")
     with process:
-        _await(lambda: _has(folder, '"kind":"load"'))
-        ready = next(line for line in read_timeline(folder) if line["kind"] == "server" and line.get("state") == "ready")
+        _until(process, folder, '"kind":"load"')
+        ready = next(line for line in _lines(folder) if line["kind"] == "server" and line.get("state") == "ready")
         os.kill(ready["pid"], signal.SIGKILL)
         assert process.wait(60) == 4
     assert not _left(folder)
@@ -228,16 +232,21 @@ def _begin(tmp_path: Path, plan: Path, switches: str) -> tuple[subprocess.Popen[
         return subprocess.Popen(command, env=_environment(switches), stdout=out, stderr=out), folder
 
 
-def _has(folder: Path, words: str) -> bool:
+def _until(process: subprocess.Popen[bytes], folder: Path, words: str) -> None:
+    """Until the timeline has these words."""
     path = folder / "timeline.jsonl"
-    return path.exists() and words in path.read_text().replace(": ", ":")
+    end = time.monotonic() + 60.0
+    while not (path.exists() and words in path.read_text().replace(": ", ":")):
+        assert process.poll() is None, (folder.parent / "out").read_text()
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("moment", ['"state":"starting"', '"kind":"ready"', '"state":"hung"'])
 def test_ctrl_c_at_any_point_leaves_nobody_behind(tmp_path: Path, plan: Path, moment: str) -> None:
     process, folder = _begin(tmp_path, plan, "step_ms=4 wedge=3 load_s=0.6")
     with process:
-        _await(lambda: _has(folder, moment))
+        _until(process, folder, moment)
         process.send_signal(signal.SIGINT)
         assert process.wait(40) == 130
     assert not _left(folder)
@@ -247,7 +256,7 @@ def test_ctrl_c_at_any_point_leaves_nobody_behind(tmp_path: Path, plan: Path, mo
 def test_after_kill_9_the_run_is_readable_and_the_doctor_ends_the_server(tmp_path: Path, plan: Path) -> None:
     process, folder = _begin(tmp_path, plan, "step_ms=4 wedge=3")
     with process:
-        _await(lambda: _has(folder, '"kind":"hung"'))
+        _until(process, folder, '"kind":"hung"')
         process.kill()
         process.wait(10)
     time.sleep(0.3)
@@ -257,7 +266,7 @@ def test_after_kill_9_the_run_is_readable_and_the_doctor_ends_the_server(tmp_pat
     assert not _left(folder)
     view = open_run(folder)
     assert view.run.state == "running"
-    assert any(line["kind"] == "hung" for line in read_timeline(folder))
+    assert any(line["kind"] == "hung" for line in _lines(folder))
 
 
 def test_two_runs_at_once_do_not_meet(tmp_path: Path, plan: Path) -> None:
