@@ -173,8 +173,9 @@ class DrainLoad:
 
     def windows(self) -> tuple[WindowCount, ...]:
         """Every window aimed at, with how it was reached and in how many waves; the current wave counts so far."""
-        steering = self._steering
-        return count_windows([*self._waves, *([steering.windows()] if steering is not None else [])])
+        with self._lock:
+            waves, steering = list(self._waves), self._steering
+        return count_windows([*waves, *([steering.windows()] if steering is not None else [])])
 
     def fault_details(self) -> dict[str, str]:
         """By kind of client fault, what the newest of them said (HTTP status and message, say)."""
@@ -376,8 +377,9 @@ class DrainLoad:
         with self._lock:
             self._tokens_before += sum(one.stream.tokens for one in self._requests.values() if one.stream is not None)
             self._requests = {}
-        self._waves.append(counts)
-        self._steering = None
+        with self._lock:
+            self._waves.append(counts)
+            self._steering = None
         held = [{"text": one.text, "how": one.how, "steps": one.steps} for one in counts]
         self._write("window", wave=self._wave, at=self._clock.monotonic(), windows=held)
 

@@ -120,6 +120,17 @@ def test_any_json_is_a_chunk_or_a_format_error(document: object) -> None:
     assert chunk.completion_tokens is None or 0 <= chunk.completion_tokens <= 8
 
 
+@given(st.lists(st.binary(max_size=200) | st.sampled_from([b"data: ", b"\n", b"{}", b'{"choices": []}', b"[DONE]"]), max_size=30))
+def test_any_bytes_are_events_or_a_format_error(pieces: list[bytes]) -> None:
+    reader = EventReader(max_line=300, max_response=3000)
+    try:
+        for piece in pieces:
+            for payload in reader.feed(piece):
+                parse_chunk(payload, max_tokens=8)
+    except StreamFormatError as error:
+        assert len(str(error)) < 300
+
+
 @pytest.mark.parametrize("error", ['{"message": "dead"}', '"dead"', '{"message": ""}'])
 def test_an_error_of_the_server_is_no_format_error(error: str) -> None:
     assert parse_chunk(f'{{"error": {error}}}'.encode(), max_tokens=8).error
