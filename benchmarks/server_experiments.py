@@ -90,7 +90,7 @@ class Bench:
 
     def left(self, most: float = 1e9) -> float:
         """Seconds left of the whole budget, at most ``most``."""
-        return max(min(self.end_at - time.monotonic(), most), 0.0)
+        return float(max(min(self.end_at - time.monotonic(), most), 0.0))
 
     # -- the server ----------------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Bench:
 
     def answers(self) -> bool:
         """One short request alone: two rows, never padded."""
-        return run_drain(self.base_url, self.model, [(16, 4)], seed=91, timeout_s=20.0).complete
+        return bool(run_drain(self.base_url, self.model, [(16, 4)], seed=91, timeout_s=20.0).complete)
 
     def close(self) -> None:
         if self.server is not None:
@@ -302,7 +302,7 @@ def wave(bench: Bench, live: int, output: int) -> float:
     first = min(stream.arrivals[0][0] for stream in drain.streams)
     last = drain.last_token_at
     assert last is not None
-    return (drain.tokens - live) / max(last - first, 1e-6)
+    return float((drain.tokens - live) / max(last - first, 1e-6))
 
 
 def part_cost(bench: Bench) -> None:
