@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 
@@ -123,12 +124,11 @@ def test_any_json_is_a_chunk_or_a_format_error(document: object) -> None:
 @given(st.lists(st.binary(max_size=200) | st.sampled_from([b"data: ", b"\n", b"{}", b'{"choices": []}', b"[DONE]"]), max_size=30))
 def test_any_bytes_are_events_or_a_format_error(pieces: list[bytes]) -> None:
     reader = EventReader(max_line=300, max_response=3000)
-    try:
+    with contextlib.suppress(StreamFormatError):
         for piece in pieces:
             for payload in reader.feed(piece):
-                parse_chunk(payload, max_tokens=8)
-    except StreamFormatError as error:
-        assert len(str(error)) < 300
+                assert parse_chunk(payload, max_tokens=8) is not None
+    assert reader.seen <= 3000 + 200
 
 
 @pytest.mark.parametrize("error", ['{"message": "dead"}', '"dead"', '{"message": ""}'])
