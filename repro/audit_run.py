@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ..clock import SYSTEM, Clock, Deadline
+from ..clock import SYSTEM, Clock, Deadline, utc_stamp
 from ..errors import ReproError, UsageError
 from ..forensics.audit.build_audit import AuditOptions, assemble, audit_build
 from ..forensics.audit.junit import junit_xml
@@ -20,6 +20,7 @@ from ..forensics.audit.verdicts import AuditReport, BuildAudit, BuildIdentity, U
 from .atomic import make_folder, write_atomic
 from .console import Screen, wrap
 from .options import Common
+from .serving.audited_builds import remember_audit
 
 __all__ = ["FAIL_ON", "folded", "parse_arch", "process_view", "run_audit"]
 
@@ -114,6 +115,9 @@ def run_audit(
             clock=clock,
         )
         builds.append(_audited(opened, options, screen))
+        if view is not None and chosen is None:
+            # For ``why``, which has ten seconds.
+            remember_audit([Path(path) for path in view.libraries], used, builds[-1], utc_stamp(clock))
     screen.end_progress()
     report = assemble(builds, used, clock.monotonic() - start, fail_on=_rule(fail_on))
     lines = report_lines(report, [*used.lines(), *(f"note: {text}" for text in notes)], details=len(builds) <= 3)

@@ -48,7 +48,7 @@ class WhyDeadline(_Part):
 class WhyBuild(_Part):
     """Is the build affected. ``live_requests``: counts at which decode batches are padded with the server's flags."""
 
-    affected: Literal["possible", "no", "not known"]
+    affected: Literal["yes", "possible", "no", "not known"]
     text: str
     releases: tuple[str, ...] = ()
     live_requests: tuple[int, ...] | None = None

@@ -14,10 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import PlanError
 from ...forensics.device_state import Unread
+from .audited_builds import Audited, recall_audit
+
+if TYPE_CHECKING:
+    from ...forensics.audit.recipe import Recipe
 
 __all__ = ["LiveBuild", "live_build", "loaded_libraries", "read_arguments"]
 
@@ -31,12 +35,12 @@ _SIGNATURE = "vllm-51593"
 class LiveBuild:
     """``affected``: by what is written in ``text``; "not known" where one of the two questions has no answer.
 
-    ``possible``: an affected release, and flags that pad; whether rows are of a width that wedges is for the audit to prove.
-    ``releases``: whose deciding Python this is, byte for byte (empty: of none known). ``live_counts``: numbers of live requests
-    whose decode batch is padded with these flags; None if the flags are not known.
+    ``yes``: an audit of these loaded files with these flags said so. ``possible``: an affected release, and flags that pad; whether
+    rows are of a width that wedges is for the audit to prove. ``releases``: whose deciding Python this is, byte for byte (empty: of
+    none known). ``live_counts``: numbers of live requests whose decode batch is padded with these flags; None if not known.
     """
 
-    affected: Literal["possible", "no", "not known"]
+    affected: Literal["yes", "possible", "no", "not known"]
     text: str
     releases: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
@@ -101,23 +105,42 @@ def _python(pid: int, libraries: Sequence[str], proc: Path) -> tuple[Mapping[str
     return members, Unread("the build's Python", why) if not members else None
 
 
-def _padding(arguments: Sequence[str]) -> tuple[tuple[int, ...] | None, tuple[str, ...], str]:
-    """(live counts whose batch is padded, notes, why not known)."""
-    from ...forensics.audit.recipe import padded_shapes
+def _recipe(arguments: Sequence[str]) -> tuple[Recipe | None, tuple[str, ...], str]:
+    """(the recipe that the flags make, notes, why there is none)."""
     from ...forensics.audit.recipe_text import recipe_from_arguments
 
     if not any(word.startswith("--") for word in arguments):
         return None, (), "no command line with flags was found"
     try:
         recipe, notes = recipe_from_arguments(arguments)
-        if recipe.not_modelled:
-            return None, tuple(notes), recipe.not_modelled
-        if not recipe.mtp:
-            return (), tuple(notes), ""
-        counts = sorted({shape.live for shape in padded_shapes(recipe) if shape.padding and shape.graph_rows in recipe.graph_sizes})
     except PlanError as error:
         return None, (), str(error)
-    return tuple(counts), tuple(notes), ""
+    return (None, tuple(notes), recipe.not_modelled) if recipe.not_modelled else (recipe, tuple(notes), "")
+
+
+def _padding(recipe: Recipe) -> tuple[int, ...]:
+    """Live counts whose decode batch is padded in a FULL graph, with speculative tokens."""
+    from ...forensics.audit.recipe import padded_shapes
+
+    if not recipe.mtp:
+        return ()
+    return tuple(
+        sorted({shape.live for shape in padded_shapes(recipe) if shape.padding and shape.graph_rows in recipe.graph_sizes})
+    )
+
+
+def _recalled(audited: Audited) -> tuple[Literal["yes", "possible", "no", "not known"], str]:
+    words = {word for word, _ in audited.answers.values()}
+    each = "; ".join(
+        f"{arch} {word}{' at ' + ', '.join(map(str, counts[:12])) + ' live' if counts else ''}"
+        for arch, (word, counts) in sorted(audited.answers.items())
+    )
+    text = f"audited {audited.when}, these loaded files and flags: {each}"
+    if words == {"VULNERABLE"}:
+        return "yes", text
+    if "VULNERABLE" in words:
+        return "possible", text
+    return ("no" if words <= {"PROVED", "HOLDS", "NOT PRESENT"} else "not known"), text
 
 
 def live_build(pid: int, arguments: Sequence[str], *, proc: Path = Path("/proc")) -> LiveBuild:
@@ -139,9 +162,15 @@ def live_build(pid: int, arguments: Sequence[str], *, proc: Path = Path("/proc")
     elif not unread:
         unread.append(Unread("loaded library", "no shared object of vLLM is in the process's map"))
     releases = releases_with_python(members)
-    counts, notes, why_not = _padding(arguments)
+    recipe, notes, why_not = _recipe(arguments)
     if why_not:
         unread.append(Unread("the server's flags", why_not))
+    counts = _padding(recipe) if recipe is not None else None
+    here = [proc / str(pid) / "root" / path.lstrip("/") for path in libraries]
+    audited = recall_audit(here, recipe) if recipe is not None and here else None
+    if audited is not None:
+        affected_word, text = _recalled(audited)
+        return LiveBuild(affected_word, text, releases, libraries, counts, notes, tuple(unread))
     affected, fixed = _affected_range()
     inside = {SpecifierSet(affected).contains(version, prereleases=True) for version in releases}
     audit = f"dsv4-repro audit {pid}"

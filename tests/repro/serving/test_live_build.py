@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from dsv4_repro.forensics.audit import known_builds
+from dsv4_repro.forensics.audit.recipe_text import recipe_from_arguments
+from dsv4_repro.forensics.audit.verdicts import BuildAudit, BuildIdentity, RecipeAnswer
+from dsv4_repro.kernels.cache import Cache
+from dsv4_repro.repro.serving.audited_builds import recall_audit, remember_audit
 from dsv4_repro.repro.serving.live_build import live_build, loaded_libraries, read_arguments
 
 SERVE = (
@@ -17,8 +21,9 @@ PID = 4711
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A /proc with one worker, in whose own root lies a vLLM."""
+    monkeypatch.setenv("DSV4_REPRO_CACHE", str(tmp_path / "cache"))
     process = tmp_path / "proc" / str(PID)
     package = process / "root" / "opt" / "site-packages" / "vllm"
     (package / "v1/attention/backends/mla").mkdir(parents=True)
@@ -99,3 +104,45 @@ def test_a_deleted_library_and_a_process_without_one(proc: Path) -> None:
     found = live_build(PID, SERVE, proc=proc)
     assert found.affected == "not known"
     assert any(item.what == "loaded library" for item in found.unread)
+
+
+def test_an_audit_of_the_same_files_and_flags_is_remembered(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _releases(monkeypatch, "0.23.0")
+    library = proc / str(PID) / "root/opt/site-packages/vllm/_C_stable_libtorch.abi3.so"
+    library.write_bytes(b"\x7fELF one")
+    recipe, _ = recipe_from_arguments(SERVE)
+
+    def audit(**words: str) -> BuildAudit:
+        answers = tuple(
+            RecipeAnswer.model_validate({"arch": arch, "word": word, "wedges_at": (3, 5) if word == "VULNERABLE" else ()})
+            for arch, word in words.items()
+        )
+        return BuildAudit(target="x", build=BuildIdentity(name="x", known=True, how=""), recipe=answers)
+
+    assert live_build(PID, SERVE, proc=proc).affected == "possible"
+    assert not remember_audit([library], recipe, audit(), "now")
+    assert remember_audit([library], recipe, audit(sm_90="VULNERABLE"), "2026-11-29T12:00:00Z")
+    found = live_build(PID, SERVE, proc=proc)
+    assert found.affected == "yes"
+    assert "audited 2026-11-29T12:00:00Z" in found.text
+    assert "sm_90 VULNERABLE at 3, 5 live" in found.text
+    # Other flags, and another file under the same name, are other questions.
+    assert live_build(PID, (*SERVE, "--max-num-seqs", "8"), proc=proc).affected == "possible"
+    library.write_bytes(b"\x7fELF another")
+    assert live_build(PID, SERVE, proc=proc).affected == "possible"
+    for words, affected in (
+        ({"sm_90": "PROVED", "sm_120": "NOT PRESENT"}, "no"),
+        ({"sm_90": "PROVED", "sm_120": "VULNERABLE"}, "possible"),
+        ({"sm_90": "CANNOT TELL"}, "not known"),
+    ):
+        remember_audit([library], recipe, audit(**words), "now")
+        assert live_build(PID, SERVE, proc=proc).affected == affected
+
+
+def test_a_damaged_memory_is_none(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, _ = recipe_from_arguments(SERVE)
+    for payload in (b"", b"[]", b"{}", b'{"when": 1, "answers": {}}', b'{"when": 1, "answers": {"sm_90": ["FINE", []]}}'):
+        monkeypatch.setattr(Cache, "load", lambda _self, _key, payload=payload: payload)
+        assert recall_audit([proc / str(PID) / "maps"], recipe) is None
+    assert recall_audit([proc / "gone"], recipe) is None
+    assert recall_audit([], recipe) is None
