@@ -10,6 +10,7 @@ import errno
 import itertools
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -143,10 +144,22 @@ def _run(arguments: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _end_in_order() -> None:
+    """SIGTERM and SIGHUP (a job that is cancelled, a terminal that is closed) end a verb as Ctrl-C does: with what it started.
+
+    One that is ignored (nohup) stays ignored; a verb may set its own.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's); returns the exit status, never raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
+    if argv is None:
+        _end_in_order()
     _soften(sys.stdout)
     _soften(sys.stderr)
     try:

@@ -7,6 +7,7 @@ Python), so that nothing is fetched; pip of the server's own interpreter install
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OurFaultError, ReproError, UnavailableError, UsageError
+from .atomic import disk_error
 
 __all__ = ["AGENT_SOURCES", "Installed", "agent_wheel", "install_into_folder", "install_with_python"]
 
@@ -106,7 +108,8 @@ def _version(wheel: str) -> str:
 def install_into_folder(folder: Path) -> Installed:
     """Unpack the agent into ``folder`` for PYTHONPATH; an agent that is there is replaced.
 
-    Raises UsageError: something else of the same name is there, or the folder is a file or cannot be written.
+    Raises UsageError: something else of the same name is there, or the folder is a file or cannot be written. RunStoreError: the
+    disk is full.
     """
     name, raw = agent_wheel()
     package = folder / "dsv4_repro_agent"
@@ -121,6 +124,8 @@ def install_into_folder(folder: Path) -> Installed:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             archive.extractall(folder)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_error(error, folder, "install the agent") from None
         raise UsageError(f"cannot install into {folder}: {error.strerror or error}", help_text="Name another: --into DIR") from None
     return Installed("folder", str(folder.resolve()), _version(name), None, ())
 

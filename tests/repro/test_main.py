@@ -266,7 +266,7 @@ def test_any_other_failure_to_write_stays_our_fault(
 def test_ctrl_c_inside_a_verb_says_so_through_the_command_line_library(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def pressed(*_arguments: object) -> int:
+    def pressed(*_arguments: object, **_more: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dsv4_repro.repro.drain_run.run_drain", pressed)
