@@ -17,6 +17,9 @@ __all__ = [
     "inferred_lines",
     "ledger_rows",
     "markdown_report",
+    "output_words",
+    "rank_of",
+    "rank_rows",
     "verdict_words",
 ]
 
@@ -74,12 +77,44 @@ def _blocks(blocks: Sequence[int]) -> str:
     return shown if len(blocks) <= _MOST_BLOCKS else f"{shown} … ({len(blocks)})"
 
 
+def rank_of(group: LedgerGroup) -> int | None:
+    """The rank whose GPU a group of the ledger ran on, where a server of several was read."""
+    rank = (group.model_extra or {}).get("rank")
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+
+
+def rank_rows(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
+    """(rank, process, GPU, what it was doing, class and cause, identity) of each rank of a server, as text.
+
+    Empty where the diagnosis is of no server. A value that is not known is ``-``.
+    """
+    listed = (diagnosis.model_extra or {}).get("ranks")
+    rows = []
+    for entry in listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ():
+        if not isinstance(entry, Mapping) or "role" not in entry:
+            continue
+        verdict = " / ".join(str(entry[key])[:60] for key in ("class", "cause") if entry.get(key))
+        cells = (entry.get("rank"), entry.get("pid"), entry.get("gpu_index"), entry.get("role"), verdict, entry.get("identity"))
+        rows.append(tuple("-" if cell in (None, "") else str(cell)[:80] for cell in cells))
+        if len(rows) == _MOST_GROUPS:
+            break
+    return rows
+
+
+def output_words(diagnosis: Diagnosis) -> str:
+    """Which rank replies to the engine, as one sentence; empty if it is not known."""
+    found = (diagnosis.model_extra or {}).get("output_rank")
+    if not isinstance(found, Mapping) or not isinstance(found.get("rank"), int):
+        return ""
+    return f"Rank {found['rank']} replies to the engine: {str(found.get('why', ''))[:300]}."
+
+
 def ledger_rows(groups: Sequence[LedgerGroup]) -> list[tuple[str, ...]]:
     """(group, running, spinning, exited, never started, unknown) as text, groups that spin first."""
     ordered = sorted(groups, key=lambda group: (not group.spinning, group.group))
     return [
         (
-            str(group.group),
+            str(group.group) if (rank := rank_of(group)) is None else f"{group.group} (rank {rank})",
             _blocks(group.running),
             _blocks(group.spinning),
             _blocks(group.exited),
@@ -96,7 +131,8 @@ def inferred_lines(groups: Sequence[LedgerGroup]) -> list[str]:
     for group in sorted(groups, key=lambda group: group.group):
         if group.inferred:
             found.setdefault(group.inferred, []).append(group.group)
-    return [f"group{'s' if len(of) > 1 else ''} {_blocks(of)}: {text}" for text, of in found.items()]
+    numbers = {text: list(dict.fromkeys(of)) for text, of in found.items()}
+    return [f"group{'s' if len(of) > 1 else ''} {_blocks(of)}: {text}" for text, of in numbers.items()]
 
 
 def _architectures(source: ReportSource) -> set[int]:
@@ -204,6 +240,8 @@ def context(source: ReportSource) -> dict[str, Any]:
         "chain": _chain(diagnosis.chain),
         "waits": _waits(diagnosis),
         "more_waits": max(len(diagnosis.waits) - _MOST_WAITS, 0),
+        "ranks": rank_rows(diagnosis),
+        "output_rank": output_words(diagnosis),
         "ledger": ledger_rows(diagnosis.ledger),
         "more_groups": max(len(diagnosis.ledger) - _MOST_GROUPS, 0),
         "inferred": inferred_lines(diagnosis.ledger),

@@ -128,7 +128,7 @@ def _describe(source: ReportSource, sections: Mapping[str, list[str]], head: Seq
     parts.append(_Part([*_trim(summary), ""]))
     parts += [
         _Part([f"#### {name}", "", *_trim(sections[name]), ""], rank, name.lower())
-        for name, rank in (("What waits", 1), ("Who arrived", 4), ("The experiment", 1), ("The chain", 1))
+        for name, rank in (("What waits", 1), ("The ranks", 2), ("Who arrived", 4), ("The experiment", 1), ("The chain", 1))
         if name in sections
     ]
     why: list[str] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..forensics.records import Diagnosis
-from .document import inferred_lines
+from .document import inferred_lines, rank_of
 from .svg import Drawing, text_width, wrap_words
 
 __all__ = ["STATES", "GridPicture", "grid_picture", "grid_svg"]
@@ -63,10 +63,12 @@ def grid_picture(diagnosis: Diagnosis) -> GridPicture | None:
     if not waits and not diagnosis.ledger:
         return None
     first = waits[0] if waits else None
+    # One picture, one launch: of several ranks the one whose wait comes first.
+    ledger = [group for group in diagnosis.ledger if first is None or rank_of(group) in (None, first.rank)]
     grid = first.grid if first else (0, 1, 1)
     listed = [
         (group, state, block)
-        for group in diagnosis.ledger
+        for group in ledger
         for state in ("exited", "unknown", "never_started", "running", "spinning")
         for block in getattr(group, state)
     ]
@@ -90,7 +92,7 @@ def grid_picture(diagnosis: Diagnosis) -> GridPicture | None:
             codes[at] = _CODES["spinning"]
     sizes = {
         sum(len(getattr(group, state)) for state in ("exited", "unknown", "never_started", "running", "spinning"))
-        for group in diagnosis.ledger
+        for group in ledger
     }
     others = {(wait.kernel, wait.grid, wait.rank) for wait in waits} - {(w.kernel, w.grid, w.rank) for w in same}
     return GridPicture(
@@ -99,9 +101,9 @@ def grid_picture(diagnosis: Diagnosis) -> GridPicture | None:
         codes=bytes(codes),
         total=total,
         ctas_per_group=sizes.pop() if len(sizes) == 1 else 0,
-        groups=len(diagnosis.ledger),
-        from_ledger=bool(diagnosis.ledger),
-        inferred=tuple(inferred_lines(diagnosis.ledger)),
+        groups=len(ledger),
+        from_ledger=bool(ledger),
+        inferred=tuple(inferred_lines(ledger)),
         other_kernels=len(others),
     )
 

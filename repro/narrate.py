@@ -10,7 +10,7 @@ from typing import Any
 from ..forensics.records import Diagnosis
 from ..kernels.image import KernelImage
 from ..kernels.plan import LaunchPlan
-from ..reports.document import equation, verdict_words
+from ..reports.document import equation, output_words, rank_rows, verdict_words
 from ..scenarios.drain import DecodeStep, DrainPlan, schedule_line
 from .console import printable, wrap
 from .run import RunResult
@@ -154,6 +154,7 @@ def autopsy_lines(diagnosis: Diagnosis, *, most_waits: int = 3) -> list[str]:
         lines += [printable(f"  +{offset:#06x}  {text}", limit=160) for offset, text in wait.instructions[:16]]
     if len(diagnosis.waits) > most_waits:
         lines.append(f"and {len(diagnosis.waits) - most_waits} more waits")
+    lines += _rank_lines(diagnosis)
     groups = [group for group in diagnosis.ledger if group.spinning] or list(diagnosis.ledger)
     if groups:
         lines.append("")
@@ -178,6 +179,18 @@ def autopsy_lines(diagnosis: Diagnosis, *, most_waits: int = 3) -> list[str]:
     if diagnosis.next:
         lines += ["", printable(f"next: {diagnosis.next}")]
     return lines
+
+
+def _rank_lines(diagnosis: Diagnosis) -> list[str]:
+    """A server's ranks: what each was doing, and which one replies to the engine."""
+    lines = []
+    for rank, pid, gpu, role, class_, identity in rank_rows(diagnosis)[:16]:
+        verdict = f": {class_}" if class_ != "-" else ""
+        same = f", identity {identity}" if identity != "-" else ""
+        lines += wrap(f"rank {rank} (process {pid}, GPU {gpu}) {role}{verdict}{same}", indent="  ")
+    if lines and (words := output_words(diagnosis)):
+        lines += wrap(words)
+    return ["", *lines] if lines else []
 
 
 def _some(blocks: Sequence[int], most: int = 12) -> str:
