@@ -284,7 +284,7 @@ class _Attempt:
     def __init__(self, complete: Callable[..., CompletionOutcome], spec: LaunchSpec, timeout_s: float, clock: Clock) -> None:
         self.outcome: CompletionOutcome | None = None
         self._arguments = (complete, spec, timeout_s, clock)
-        threading.Thread(target=self._run, name="dsv4-repro first completion", daemon=True).start()
+        threading.Thread(target=self._run, name="dsv4-repro-first-completion", daemon=True).start()
 
     def _run(self) -> None:
         complete, spec, timeout_s, clock = self._arguments
