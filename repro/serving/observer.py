@@ -44,6 +44,8 @@ class Periods:
 
     judge: float = 0.25
     metrics: float = 1.0
+    #: While nothing moves, so that a stand-still is not found a second late.
+    metrics_still: float = 0.5
     log: float = 0.5
     rings: float = 0.25
     cards: float = 0.5
@@ -75,6 +77,10 @@ class Source:
 
     def start(self) -> None:
         self._thread.start()
+
+    def every(self, period_s: float) -> None:
+        """Look so often from the next look on."""
+        self._period_s = period_s
 
     def stop(self) -> None:
         """Ask it to end; it is not waited for."""
@@ -298,6 +304,9 @@ class Observer:
         self._moving = assessment.state == "healthy" and movement.moved_at is not None and snapshot.at - movement.moved_at < 1.2
         still, _ = movement.still()
         self._still = still >= 1.0 or assessment.state in ("starting", "suspect")
+        metrics = self._sources.get("metrics")
+        if metrics is not None:
+            metrics.every(self._periods.metrics_still if 1.0 <= still < 60.0 else self._periods.metrics)
         if movement.moved and self._log_reader is not None and movement.moved_at is not None:
             self._log_reader.moved(movement.moved_at)
         with self._lock:

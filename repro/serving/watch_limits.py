@@ -47,9 +47,9 @@ class WatchLimits:
     #: A recorder whose agent does not say that it runs, and no NVML beside it, needs so many times the step's deadline.
     unheard_factor: float = 3.0
     #: Counters unchanged for so long, with requests in hand, count as standing (scrapes come once a second).
-    still_s: float = 3.0
-    #: NVML averages over 1/6 to 1 s, so that 3 s of samples lie inside the hang; fused with ``still_s``.
-    spin_s: float = 3.0
+    still_s: float = 2.5
+    #: NVML averages over 1/6 to 1 s: of 2.5 s that look like a spin, 1.5 s lie inside it whole; fused with ``still_s``.
+    spin_s: float = 2.5
     #: Without a power level to compare with, only flat power speaks for a spin: this needs longer.
     flat_s: float = 8.0
     #: Not all cards of the server spin (one rank late, another engine works): a rank that compiles looks the same.
