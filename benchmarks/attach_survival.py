@@ -287,9 +287,11 @@ def trial(args: argparse.Namespace, state: str, number: int) -> dict[str, Any]:
         chance = random.Random(f"{state} {number}")
         row["delay_s"] = round(chance.uniform(0.0, 0.3 if state == "recovered" else 0.1), 4)
         if state == "exiting":
-            one.tell("exit")
-            row["delay_s"] = round(chance.uniform(0.0, 0.05), 4)
-        time.sleep(row["delay_s"])
+            # The debugger needs some time until it attaches: told beforehand, the process would be gone by then.
+            row["delay_s"] = round(chance.uniform(0.0, 0.7), 4)
+            threading.Timer(row["delay_s"], one.tell, ("exit",)).start()
+        else:
+            time.sleep(row["delay_s"])
         for_debugger = {key: value for key, value in environment.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
         seen = attach(args, one.process.pid, for_debugger, folder / "cuda_gdb.txt")
         debugger = seen.pop("process")
@@ -446,7 +448,15 @@ def main(words: Sequence[str] | None = None) -> int:
             partial.write_text(json.dumps(document, indent=1, default=str))
             partial.replace(path)
 
+    alone = threading.Lock()
+    refused: list[str] = []
+
     def work(state: str, number: int) -> None:
+        # Where attaches fail because several debuggers are at work, one at a time goes on.
+        with alone if len(refused) >= 4 else contextlib.nullcontext():
+            work_now(state, number)
+
+    def work_now(state: str, number: int) -> None:
         # A trial takes some seven seconds; one that would not fit is left for the next start.
         if time.monotonic() + 12.0 > end:
             return
@@ -454,6 +464,8 @@ def main(words: Sequence[str] | None = None) -> int:
             row = trial(args, state, number)
         except Exception as error:  # one trial's failure is not the others'
             row = {"state": state, "number": number, "survived": None, "why": f"{type(error).__name__}: {error}"}
+        if state != "exiting" and row.get("debugger") and not row["debugger"].get("attached"):
+            refused.append(row["debugger"].get("tail", "")[-200:])
         say(f"{state} {number}: survived {row['survived']} {row['why']}")
         keep(row)
 

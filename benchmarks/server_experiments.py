@@ -102,7 +102,7 @@ class Bench:
         return [*head, *FLAGS, *more, *cache, "--port", str(self.args.port), *shlex.split(self.args.extra)]
 
     def environment(self, kind: str) -> dict[str, str]:
-        path = os.pathsep.join(part for part in (str(self.out / "agent-package"), self.args.vllm) if part)
+        path = os.pathsep.join(part for part in (str(self.out / f"agent-package-{self.args.port}"), self.args.vllm) if part)
         cache = self.args.cache or self.out / "cache"
         return {
             "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": str(self.args.gpu), "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -434,7 +434,7 @@ def prepare(bench: Bench) -> None:
     with contextlib.suppress(ImportError):
         from dsv4_repro.repro.agent_install import install_into_folder
 
-        install_into_folder(bench.out / "agent-package")
+        install_into_folder(bench.out / f"agent-package-{bench.args.port}")
     if bench.args.model_dir is None and not bench.args.command:
         from dsv4_repro.repro.serving.dummy_model import write_dummy_model
 
@@ -458,7 +458,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--drains", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--wave", type=int, default=400, help="tokens of each request of a cost wave")
+    parser.add_argument("--wave", type=int, default=200, help="tokens of each request of a cost wave")
     parser.add_argument("--prompt", type=int, default=3000)
     parser.add_argument("--leaver", type=int, default=20)
     parser.add_argument("--output", type=int, default=60)

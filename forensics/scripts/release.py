@@ -160,8 +160,8 @@ def go_on() -> None:
 
 
 def on_stop(_event: Any) -> None:
-    """The process has stopped; the work is done outside of this handler."""
-    if state["phase"] == "interrupting":
+    """The process has stopped, by the interrupt or by a signal of its own; the work is done outside of this handler."""
+    if state["phase"] in ("running", "interrupting"):
         state["phase"] = "stopped"
         gdb.post_event(at_stop)
 
@@ -189,6 +189,8 @@ def next_or_end() -> None:
 
 
 def interrupt() -> None:
+    if state["phase"] != "interrupting":
+        return
     try:
         gdb.execute("interrupt")
     except gdb.error as error:
