@@ -35,7 +35,7 @@ class DeviceTrack:
     def __init__(self, limits: WatchLimits) -> None:
         self._limits = limits
         self._last_at: float | None = None
-        self.samples: deque[tuple[float, DeviceSample]] = deque(maxlen=240)
+        self.samples: deque[tuple[float, DeviceSample]] = deque(maxlen=48)
         self.spin_since: float | None = None
         self.idle_since: float | None = None
         self.xids: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -728,6 +729,35 @@ def test_a_part_of_an_exposition_is_no_stand_still_and_no_restart() -> None:
             found.append(watchdog.observe(dataclasses.replace(snapshot, engine=engine)))
         assert set(states(found)) <= {"healthy", "suspect"}
         assert any(blind.signal == "/metrics" and "part" in blind.why for blind in found[-1].blind)
+
+
+def test_memory_is_flat_over_restarts_hangs_and_days() -> None:
+    watchdog = ServerWatchdog()
+
+    def life(number: int) -> None:
+        world = World(at=1000.0 + 1e4 * number, ranks=2)
+        base = 1000 * number
+        world.processes = {
+            base + 1: ("api", "S"),
+            base + 2: ("engine", "S"),
+            base + 3: ("worker", "S"),
+            base + 4: ("compiler", "R"),
+        }
+        run(world, 60, watchdog)
+        world.wedge()
+        run(world, 30, watchdog)
+
+    for number in range(5):
+        life(number)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(5, 25):
+            life(number)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 300_000
 
 
 # -- properties --------------------------------------------------------------------------------------------------------------
