@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...clock import SYSTEM, Clock, utc_stamp
-from ...errors import ReproError
 from ..recorder import RecordedStep
 from .completion_stream import FAULTS, CompletionStream, StreamEvent, open_session, shown_url
+from .engine_learner import RING_S, EngineLearner
 from .load_plan import LoadPlan, RequestSpec, Wave
 from .loop_thread import LoopThread
 from .records import EngineSample, LoadSample
@@ -36,8 +36,8 @@ __all__ = ["PLAN_FILE", "REQUESTS_FILE", "DrainLoad"]
 
 #: Names of the two files in the load's folder.
 PLAN_FILE, REQUESTS_FILE = "plan.json", "requests.jsonl"
-#: Seconds between looks of the steering (while tokens come, while none come), readings of the counters and of the ring, and writes.
-TICK_S, QUIET_S, COUNTERS_S, RING_S, FLUSH_S = 0.02, 0.1, 0.25, 1.0, 0.25
+#: Seconds between looks of the steering (while tokens come, while none come) and between writes of arrivals.
+TICK_S, QUIET_S, FLUSH_S = 0.02, 0.1, 0.25
 #: Arrivals of one stream that are kept until they are written.
 FLUSH_EVENTS = 64
 #: After a wave in which every request failed, so long is waited before the next, seconds.
@@ -100,7 +100,7 @@ class DrainLoad:
         self._nonce = secrets.token_hex(4)
         self._writer: RecordWriter | None = None
         self._thread = LoopThread("dsv4-repro-load", self._main)
-        self._learner = _Learner(counters, ring_steps, clock)
+        self._learner = EngineLearner(counters, ring_steps, clock)
         self._requests: dict[str, _Request] = {}
         self._steering: WaveSteering | None = None
         self._waves: list[tuple[WindowCount, ...]] = []
@@ -402,98 +402,3 @@ class DrainLoad:
     def _write(self, event: str, /, *, bounded: bool = False, **fields: Any) -> None:
         if self._writer is not None:
             self._writer.write(event, bounded=bounded, **fields)
-
-
-class _Learner:
-    """Reads the engine's counters and a worker's ring in a thread of its own, and keeps what is new until it is taken."""
-
-    def __init__(
-        self,
-        counters: Callable[[], EngineSample | None] | None,
-        ring_steps: Callable[[], Sequence[RecordedStep]] | None,
-        clock: Clock,
-    ) -> None:
-        self._counters = counters
-        self._ring_steps = ring_steps
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._samples: deque[EngineSample] = deque(maxlen=64)
-        self._steps: deque[RecordedStep] = deque(maxlen=65536)
-        self._newest: int | None = None
-        self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._rounds = 0
-        self._thread = threading.Thread(target=self._run, name="dsv4-repro-load-counters", daemon=True)
-        self.error = ""
-
-    def start(self) -> None:
-        if self._counters is None and self._ring_steps is None:
-            return
-        if self._ring_steps is not None:  # what the ring holds now was before the load
-            self._look_at_ring()
-            with self._lock:
-                self._steps.clear()
-                self._newest = self._newest or 0
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._wake.set()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread at most so long; a source that does not come back is left to its own deadline."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-
-    def tell(self, engine: EngineSample | None, steps: Sequence[RecordedStep]) -> None:
-        with self._lock:
-            if engine is not None:
-                self._samples.append(engine)
-            launched = max((step.number for step in steps if step.launch_ns is not None), default=0)
-            for step in sorted(steps, key=lambda one: one.number):  # what is being begun has no sizes yet: next time
-                if step.number <= launched and (self._newest is None or step.number > self._newest):
-                    self._newest = step.number
-                    self._steps.append(step)
-
-    def take(self) -> tuple[list[EngineSample], list[RecordedStep]]:
-        with self._lock:
-            samples, steps = list(self._samples), list(self._steps)
-            self._samples.clear()
-            self._steps.clear()
-        return samples, steps
-
-    async def look_again(self, timeout_s: float) -> None:
-        """Wait for one more reading of everything, at most so long."""
-        if not self._thread.is_alive():
-            return
-        wanted = self._rounds + 1
-        self._wake.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._rounds < wanted and self._thread.is_alive():
-                    await asyncio.sleep(TICK_S)
-
-    def _run(self) -> None:
-        ring_at = self._clock.monotonic()
-        while not self._stop.is_set():
-            asked = self._wake.is_set()
-            self._wake.clear()
-            if self._counters is not None:
-                self._guarded("the engine's counters", lambda: self.tell(self._counters() if self._counters else None, ()))
-            now = self._clock.monotonic()
-            if self._ring_steps is not None and (asked or now - ring_at >= RING_S):
-                ring_at = now
-                self._look_at_ring()
-            if asked:
-                self._rounds += 1
-            self._wake.wait(COUNTERS_S)
-
-    def _look_at_ring(self) -> None:
-        self._guarded("the flight recorder", lambda: self.tell(None, self._ring_steps() if self._ring_steps else ()))
-
-    def _guarded(self, what: str, read: Callable[[], None]) -> None:
-        """A source that fails is said once and asked again: the load goes on."""
-        try:
-            read()
-        except (ReproError, OSError, ValueError) as error:
-            self.error = self.error or f"{what}: {str(error)[:200]}"
