@@ -34,13 +34,14 @@ from dsv4_repro.forensics.records import CLASSES
 from dsv4_repro.forensics.wrong_rows import explain_wrong_rows
 from dsv4_repro.kernels.abi import ROW_STATE_SIZE, SMEM_MEDIUM
 from dsv4_repro.kernels.build import compile_kernel
+from dsv4_repro.kernels.cooperative import cooperative_image
 from dsv4_repro.kernels.cubin import kernel_images
 from dsv4_repro.kernels.image import KernelImage
 from dsv4_repro.kernels.reference import check_rows
 from dsv4_repro.kernels.select import select_kernel
 from dsv4_repro.kernels.topk_cases import TopKCase
 from dsv4_repro.repro.bounds import bounds_of
-from dsv4_repro.scenarios.launches import Launch, Row, long_row
+from dsv4_repro.scenarios.launches import CooperativeLaunch, Launch, Row, long_row
 from dsv4_repro.scenarios.registry import all_scenarios
 
 #: Seconds that the whole may take; rows that are not reached are named.
@@ -282,7 +283,13 @@ def measure(bench: Bench, folder: Path | None, launches: int) -> dict[str, Any]:
 
 def warm(sm: int) -> None:
     """Every kernel that ``--verb`` needs into the user's cache."""
-    for kernel in sorted({row.kernel for entry in all_scenarios() for row in entry.variants() if "gpu" in row.grounds}):
+    rows = [row for entry in all_scenarios() for row in entry.variants() if "gpu" in row.grounds]
+    for kernel in sorted({row.kernel for row in rows if isinstance(row.what, CooperativeLaunch)}):
+        try:
+            print(kernel, "cooperative_topk", cooperative_image(kernel, sm, 512).cubin_sha256[:12], flush=True)
+        except ReproError as error:
+            print(f"{kernel}: cooperative_topk not prepared: {error}", file=sys.stderr, flush=True)
+    for kernel in sorted({row.kernel for row in rows if isinstance(row.what, Launch)}):
         try:
             print(kernel, select_kernel(kernel, sm=sm, top_k=512, vec=4).cubin_sha256[:12], flush=True)
         except ReproError as error:

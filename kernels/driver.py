@@ -301,8 +301,9 @@ class Driver:
     # -- launches and graphs -----------------------------------------------------------------------------------------------
 
     def launch(
-        self, function: Handle, grid: int, threads: int, dynamic_smem: int, params: bytes | Sequence[bytes], stream: Handle
-    ) -> None:
+        self, function: Handle, grid: int | tuple[int, int, int], threads: int, dynamic_smem: int,
+        params: bytes | Sequence[bytes], stream: Handle,
+    ) -> None:  # fmt: skip
         """One launch. ``params``: the single by-value struct's bytes, or one bytes object a parameter; kept for ever, as
         graphs are.
         """
@@ -310,7 +311,8 @@ class Driver:
         buffers = [ctypes.create_string_buffer(raw, len(raw)) for raw in each]
         pointers = (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(buffer) for buffer in buffers))
         self._keep.append((buffers, pointers))
-        self._call("cuLaunchKernel", function, grid, 1, 1, threads, 1, 1, dynamic_smem, stream, ctypes.addressof(pointers), 0)
+        x, y, z = (grid, 1, 1) if isinstance(grid, int) else grid
+        self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, dynamic_smem, stream, ctypes.addressof(pointers), 0)
 
     def begin_capture(self, stream: Handle) -> None:
         """From here on, what is put on ``stream`` becomes graph nodes instead of running."""

@@ -4,7 +4,8 @@ counters, and what stands beside it: a kernel queued behind it, or one that hold
 The conversation is that of ``device_child``; ``prepare`` carries ``extra``: ``logits`` (a file of float32 [rows, stride]),
 ``counter`` (every arrival counter's value before the launch), ``answers`` (where a wrong launch's indices are written, int32
 [rows, k]), ``beside`` (a cubin of ``companions.cu``), ``queued`` (bool), ``leave`` (slots that the holder leaves free; 0: none),
-``slots`` (CTAs of this launch that the parent reckons the device holds; a driver that says otherwise is an error).
+``cooperative`` (bool: the function is a cooperative_topk), ``slots`` (CTAs of this launch that the parent reckons the device
+holds; a driver that says otherwise is an error).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..clock import Deadline
 from ..errors import DeadlineError, PlanError
 from .abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
+from .cooperative import CLUSTER, CooperativeParams
 from .device import ROTATION, CapturedSize, DeviceWorkload
 from .device_child import main as child_main
 from .device_records import Setup
@@ -72,6 +74,9 @@ class RelativeWorkload(DeviceWorkload):
     def _launch_layer(self, size: CapturedSize, layer: int) -> None:
         driver, stream = self._driver, self._stream
         counter = int(self._setup.extra.get("counter", 0))
+        if self._setup.extra.get("cooperative"):
+            self._launch_cooperative(size, layer)
+            return
         if self._ran:
             driver.fill(self._ran, 0, _VICTIM_GRID, stream)
         if counter:
@@ -85,6 +90,14 @@ class RelativeWorkload(DeviceWorkload):
             super()._launch_layer(size, layer)
         if self._ran:
             driver.launch(self._victim, _VICTIM_GRID, _VICTIM_THREADS, 0, [struct.pack("<Q", self._ran)], stream)
+
+    def _launch_cooperative(self, size: CapturedSize, layer: int) -> None:
+        """``cooperative_topk``: its code says how large a cluster is."""
+        plan = size.plan
+        at = self._params(size, layer)
+        params = CooperativeParams(at.input, at.output, at.lengths, self._workspace, plan.rows, plan.stride)
+        grid = (plan.rows, CLUSTER, 1)
+        self._driver.launch(self._function, grid, THREADS_PER_CTA, plan.dynamic_smem, params.pack(), self._stream)
 
     def prepare(self) -> dict[str, Any]:
         facts = super().prepare()

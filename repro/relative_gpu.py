@@ -17,11 +17,12 @@ import numpy as np
 
 from ..errors import PlanError, ReproError, UsageError
 from ..forensics.wrong_rows import explain_wrong_rows
+from ..kernels.cooperative import CLUSTER
 from ..kernels.plan import LaunchPlan, resident_ctas_per_sm
 from ..kernels.reference import check_rows
 from ..kernels.topk_cases import TopKCase
 from ..scenarios.drain import DecodeStep, DrainPlan
-from ..scenarios.launches import Launch, Row
+from ..scenarios.launches import CooperativeLaunch, Launch, LeftoverCase, Row
 from .gpu_ground import GpuGround
 from .ground import GroundRequest, StepOutcome
 
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from ..kernels.devices import DeviceDescription
     from ..kernels.image import KernelImage
 
-__all__ = ["RelativeGround", "gpu_request", "on_device", "relative_diagnose", "step_of"]
+__all__ = ["RelativeGround", "gpu_request", "image_of", "on_device", "relative_diagnose", "step_of"]
 
 CHILD_MODULE = "dsv4_repro.kernels.relative_child"
 #: A dump writes some thousand sections for each resident CTA of 1024 threads: above so many it takes longer than it tells.
 DUMPED_CTAS = 32
 #: One vector of a chunk of a group that is made larger than the card, floats.
 _CHUNK = 1024
+#: Floats for which the launch arithmetic asks for 197 KiB of dynamic shared memory: more than cooperative_topk uses.
+_COOPERATIVE_CHUNK = 50_000
 
 Register = Callable[[str, Path, Literal["measured", "interpreted", "reported"]], Any]
 
@@ -95,7 +98,7 @@ def gpu_request(
     logits.write_bytes(case.logits().astype(np.float32).tobytes())
     extra: dict[str, Any] = {
         "logits": str(logits.absolute()), "counter": what.counter, "answers": str((folder / "answers.bin").absolute()),
-        "queued": bool(what.queued), "leave": what.leave,
+        "queued": bool(what.queued), "leave": what.leave, "cooperative": "cooperative_topk" in image.function,
     }  # fmt: skip
     if what.beyond is not None or what.leave:
         extra["slots"] = plan.resident_cap
@@ -194,6 +197,29 @@ def relative_diagnose(row: Row, ground: Callable[[], RelativeGround | None]) -> 
 
 def row_on_gpu(row: Row) -> Launch:
     """The row's launch; UsageError for a row that a card cannot show."""
+    if "gpu" in row.grounds and isinstance(row.what, CooperativeLaunch):
+        return _cooperative(row.what)
     if "gpu" not in row.grounds or not isinstance(row.what, Launch):
         raise UsageError(f"row {row.name} runs on the {' and '.join(row.grounds)} ground only")
     return row.what
+
+
+def image_of(row: Row, what: Launch, sm: int) -> tuple[KernelImage, str]:
+    """(the row's kernel for a card of architecture ``sm``, where it is from). Errors as of ``kernels.select.select``."""
+    if isinstance(row.what, CooperativeLaunch):
+        from ..kernels.cooperative import cooperative_image
+
+        image = cooperative_image(row.kernel, sm, what.case.k)
+        return image, f"{image.origin}: cooperative_topk for sm_{sm}, from the release's wheel"
+    from ..kernels.select import select
+
+    chosen = select(row.kernel, sm=sm, top_k=what.case.k, vec=what.case.vec)
+    return chosen.image, chosen.note
+
+
+def _cooperative(what: CooperativeLaunch) -> Launch:
+    """As a launch of the ground's own shape: a cluster a row is a group, and the chunk stands for its shared memory."""
+    case = LeftoverCase(
+        "cooperative", what.top_k, 4, what.lengths, what.stride, what.stride, CLUSTER, len(what.lengths), _COOPERATIVE_CHUNK
+    )  # fmt: skip
+    return Launch(case, early_exit=True)

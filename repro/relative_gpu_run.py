@@ -20,7 +20,7 @@ from ..scenarios.registry import Scenario
 from .drain_run import fixes_of, flat_environment
 from .exits import Expectation, exit_status
 from .leftovers import mark_run
-from .relative_gpu import DUMPED_CTAS, RelativeGround, gpu_request, launch_plan, on_device, relative_diagnose, row_on_gpu
+from .relative_gpu import DUMPED_CTAS, RelativeGround, gpu_request, image_of, launch_plan, on_device, relative_diagnose, row_on_gpu
 from .report_files import reports_of, write_reports
 from .run import RunSettings, run_workload
 from .run_records import KernelRecord, RunRecord, TrialCounts
@@ -111,22 +111,20 @@ def run_gpu_row(
 
     Errors of the ground (no driver, a card in use, no kernel) pass through. ``make``, ``describe``: stand-ins in tests.
     """
-    from ..kernels.select import select
     from .device_probe import describe_gpu
 
     what = row_on_gpu(row)
     progress(f"asking the driver about GPU {options.ordinal}")
     device = (describe or describe_gpu)(options.ordinal)
     progress(f"getting the kernel {row.kernel}")
-    chosen = select(row.kernel, sm=device.sm, top_k=what.case.k, vec=what.case.vec)
-    image = chosen.image
+    image, note = image_of(row, what, device.sm)
     what = on_device(what, image, device)
     plan = launch_plan(what, image, device)
     beside = f", {what.leave} slots left by another kernel" if what.leave else ", a kernel queued behind it" if what.queued else ""
     tell([
         f"ground gpu: {device.name} ({device.arch}, {device.num_sms} SMs), GPU {options.ordinal}",
         f"{entry.name}, row {row.name}: {row.text}",
-        chosen.note,
+        note,
         *plan.lines(),
         f"{plan.resident_cap} CTAs of it can be resident{beside}; {options.trials} launches",
         f"expected: {row.class_}{' / ' + row.cause if row.cause else ''}",

@@ -13,9 +13,10 @@ from ..clock import SYSTEM, Clock, Deadline, utc_stamp
 from ..errors import NoDriverError, ReproError, UsageError
 from ..forensics.records import Evidence
 from ..reports.document import ReportSource, verdict_words
-from ..scenarios.launches import CrossRank, DrainBatches, HostLaunch, Launch, Row
+from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, Launch, Row
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
+from .cooperative_cpu import code_for
 from .drain_flags import parse_arch, parse_expectation
 from .drain_run import DEFAULT_ARCH, fixes_of
 from .exits import Expectation, exit_status
@@ -53,7 +54,9 @@ def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str
         found = named[0]
     if kernel is None:
         return found
-    if not isinstance(found.what, Launch | CrossRank) or (isinstance(found.what, CrossRank) and found.what.held is None):
+    if not isinstance(found.what, Launch | CrossRank | CooperativeLaunch) or (
+        isinstance(found.what, CrossRank) and found.what.held is None
+    ):
         raise UsageError(f"row {found.name} launches no kernel: --kernel does not apply")
     return replace(found, kernel=kernel)
 
@@ -64,6 +67,9 @@ def _what_lines(row: Row, sm: int) -> list[str]:
         return [f"computed: {what.rows} rows of {what.stride}, k {what.top_k}, on {what.device}, launcher of vLLM {what.release}"]
     if isinstance(what, DrainBatches):
         return [f"computed: the drain plan with {dict(what.plan)}, producer {what.producer}, sm_{what.sm}"]
+    if isinstance(what, CooperativeLaunch):
+        shown = ", ".join(map(str, what.lengths[:8]))
+        return [f"cooperative_topk of {row.kernel}, sm_{code_for(sm)} code interpreted, one cluster a row; lengths {shown}"]
     if isinstance(what, CrossRank):
         rank_0 = f"{row.kernel}, then the all-reduce" if what.held is not None else "nothing"
         read = " and ".join(f"rank {rank}" for rank in what.devices)

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from ..kernels.topk_cases import TopKCase, make_row
 
-__all__ = ["BOTH", "CrossRank", "DrainBatches", "Grounds", "HostLaunch", "Launch", "LeftoverCase", "Row", "long_row"]
+__all__ = [
+    "BOTH", "CooperativeLaunch", "CrossRank", "DrainBatches", "Grounds", "HostLaunch", "Launch", "LeftoverCase", "Row", "long_row",
+]  # fmt: skip
 
 Schedule = Literal["smallest-pc", "random", "priority"]
 Grounds = tuple[Literal["cpu", "gpu"], ...]
@@ -84,6 +86,15 @@ class DrainBatches:
 
 
 @dataclass(frozen=True, slots=True)
+class CooperativeLaunch:
+    """One launch of a release's ``cooperative_topk`` on rows of ``stride`` floats, one cluster a row, as for up to 8 rows."""
+
+    lengths: tuple[int, ...]
+    stride: int = 16384
+    top_k: int = 512
+
+
+@dataclass(frozen=True, slots=True)
 class CrossRank:
     """Two ranks, an all-reduce over peer memory behind rank 0's launch of ``held`` (None: rank 0's host launches nothing).
 
@@ -102,7 +113,7 @@ class Row:
     """
 
     name: str
-    what: Launch | HostLaunch | DrainBatches | CrossRank
+    what: Launch | HostLaunch | DrainBatches | CrossRank | CooperativeLaunch
     class_: str
     text: str
     cause: str | None = None

@@ -164,6 +164,23 @@ def test_the_launch_is_made_for_the_card() -> None:
     assert on_device(what, image("plain"), small).case.grid == 56
 
 
+def test_cooperative_topk_is_launched_as_clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The stand-in reads the parameters as the persistent kernel's: the launch is what is looked at."""
+    seen: dict[str, Any] = {}
+
+    def ground(what: Launch, **more: Any) -> RelativeGround:
+        seen["case"] = what.case
+        raise PlanError("enough was seen")
+
+    fake = dataclasses.replace(image("plain"), function="_ZN4vllm11cooperative20cooperative_topk_cs8ILj512EE")
+    monkeypatch.setattr("dsv4_repro.kernels.cooperative.cooperative_image", lambda *_a, **_k: fake)
+    entry, row = scenario("cooperative"), row_of("cooperative", "negative-length-0.26.0")
+    with pytest.raises(PlanError, match="enough"):
+        run_gpu_row(entry, row, GpuOptions(), out=tmp_path / "run", make=ground, describe=lambda _ordinal: H200)
+    assert (seen["case"].grid, seen["case"].ctas_per_group) == (64, 8)
+    assert 190 << 10 < seen["case"].dynamic_smem < 227 << 10
+
+
 def test_rows_of_the_cpu_alone_are_refused() -> None:
     with pytest.raises(UsageError, match="cpu ground only"):
         row_on_gpu(row_of("oversubscribe", "three-slots"))

@@ -20,6 +20,7 @@ SHIPPED = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and row.k
 #: Pairs that device evidence cannot tell apart, with the reason.
 SAME_DEVICE_STATE = {
     frozenset({"drain", "victim"}): "the same defect in the same kernel: what differs is whom the host blames",
+    frozenset({"cooperative", "overflow"}): "both can leave indices beyond a row's length: what differs is the kernel's name",
     frozenset({"crossrank", "drain"}): "the held rank's kernel is the drain's: what differs is that another rank waits for it",
     frozenset({"crossrank", "victim"}): "the held rank's kernel is the drain's, and so is the victim's culprit",
 }
