@@ -69,6 +69,7 @@ def _wrong(text: str) -> list[str]:
         if verb not in _flags():
             wrong.append(f"no verb {verb!r}: {verb}{rest}")
             continue
+        rest = rest.partition(" -- ")[0]  # what stands after it is vLLM's
         words = rest.split()
         if verb in ("run", "show") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]) and words[0] not in _scenarios():
             wrong.append(f"no scenario {words[0]!r}: {verb}{rest}")
