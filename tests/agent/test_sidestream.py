@@ -379,7 +379,11 @@ def test_a_blocked_driver_is_said_once_and_so_is_its_end(rig: Callable[..., Rig]
 
 def test_what_the_guard_averts_is_counted(rig: Callable[..., Rig]) -> None:
     one = rig(rescue=False)
-    one.step((1,) * 8)
+    step = one.step((1,) * 8)
+    late = SimpleNamespace(device=SimpleNamespace(type="cpu"), tolist=lambda: [2, 2, 2])
+    one.recorder.decode(late, next_n=2, native=True, guarded=True)
+    assert step.decode_slots == -1, "the draft's batch is not the step's"
+    one.recorder.begin(SimpleNamespace(device=SimpleNamespace(index=0)), 1)
     lengths = SimpleNamespace(device=SimpleNamespace(type="cpu"), tolist=lambda: [2, 2, 2, 0])
     one.recorder.decode(lengths, next_n=2, native=True, guarded=True)
     one.recorder.decode(lengths, next_n=2, native=True, guarded=False)

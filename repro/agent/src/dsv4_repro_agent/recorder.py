@@ -107,7 +107,8 @@ class Recorder:
     def decode(self, lengths: Any, *, next_n: Any, native: Any, guarded: bool) -> None:
         """Decode lengths of the request slots, from the host's copy (a CPU tensor: reading it waits for nothing)."""
         step = self.current
-        if step is None:
+        # The draft model's metadata are built after the target's launches: they are another batch, without the padding slots.
+        if step is None or step.launch_ns:
             return
         if getattr(getattr(lengths, "device", None), "type", "cpu") == "cpu":
             values = lengths.tolist()
