@@ -264,6 +264,10 @@ class ServerWatchdog:
             rings.against.append(host)
             rings.facts += rings.signals
             rings.signals = []
+        if rings.signals and self._tokens_go_on() and engine_still < limits.still_s:
+            rings.against.append("the engine's token counters move on: the step that does not end is not one that they wait for")
+            rings.facts += rings.signals
+            rings.signals = []
         if demand:
             signs.signals = [*rings.signals, *spins.signals]
         signs.against, signs.facts = [*rings.against, *spins.against], [*rings.facts, *spins.facts]
@@ -299,6 +303,13 @@ class ServerWatchdog:
         if not demand:
             return self._say(snapshot, "healthy", [*reasons, "idle: no request in hand"], signs, live)
         return self._judge_silence(snapshot, still_s, by, engine_still, host, logged, reasons, signs, live)
+
+    def _tokens_go_on(self) -> bool:
+        """Tokens were seen moving a moment ago, and well after every ring stood (a scrape may come a second or two late)."""
+        movement = self._movement
+        if movement.tokens is None or not movement.rings or movement.now - movement.tokens.moved > self.limits.still_s:
+            return False
+        return movement.tokens.moved - max(ring.moved for ring in movement.rings.values()) > 2.0
 
     def _hold_for_remote(self, count: int, signs: Signs) -> None:
         """A kernel that waits for a rank which nobody sees here looks like one that waits for ever."""

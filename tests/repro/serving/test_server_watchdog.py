@@ -616,6 +616,22 @@ def test_a_recorder_that_says_stuck_and_an_idle_card_contradict() -> None:
     assert any("contradiction" in reason and "idle" in reason for reason in last.reasons)
 
 
+def test_the_ring_of_another_server_in_the_same_folder_is_no_hang_of_this_one() -> None:
+    """Its step does not end, and our counters go on."""
+    world, watchdog = served()
+    other = World(at=world.at)
+    other.wedge()
+    found = []
+    for _ in range(240):
+        snapshot = world.step()
+        found.append(watchdog.observe(dataclasses.replace(snapshot, progress=other.step().progress)))
+    assert "hung" not in states(found)
+    assert any("token counters move on" in reason for reason in found[-1].reasons)
+    # A scrape that comes late does not hide a real one.
+    world.wedge()
+    assert "hung" in states(run(world, 10, watchdog))
+
+
 # -- no sign from the device: suspect, with the reason -----------------------------------------------------------------------
 
 
