@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ...clock import Deadline
+from ...clock import Clock, Deadline
 from ...errors import RunStoreError
-from ...forensics.collect import Collected, Disturbance
+from ...forensics.collect import Collected, Collector, Disturbance, run_collector
 from ...forensics.device_state import Unread
 from ..atomic import disk_error, write_atomic
 from ..ground import Artefact, CaptureOutcome, Emit
 from .records import Rank
 
-__all__ = ["CaptureLog", "PlannedFile", "rank_folder", "rank_tag", "together", "who"]
+__all__ = ["CaptureLog", "PlannedFile", "rank_folder", "rank_tag", "safely", "together", "who"]
 
 T = TypeVar("T")
 
@@ -118,6 +118,16 @@ def outcome_of(found: Collected, facts: Mapping[str, Any]) -> CaptureOutcome:
     plain = json.loads(json.dumps({**found.facts, **facts}, default=str))
     outcome = CaptureOutcome(found.collector, found.disturbance, found.seconds, artefacts, found.state, plain, found.unread)
     return replace(outcome, unread=tuple(dict.fromkeys(outcome.unread)))
+
+
+def safely(collector: Collector, clock: Clock) -> Collected:
+    """``run_collector`` for which no fault of ours, either, ends the capture of a server that hangs only once."""
+    began = clock.monotonic()
+    try:
+        return run_collector(collector, clock)
+    except Exception as error:  # a bug in one collector must not cost the others their evidence
+        why = Unread(collector.name, f"{type(error).__name__}: {error}"[:300], "Please report this with the run directory.")
+        return Collected(collector.name, collector.disturbance, clock.monotonic() - began, unread=(why,))
 
 
 def together(jobs: Sequence[Callable[[], T]], *, seconds: float, width: int = 16) -> list[T | None]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...clock import SYSTEM, Clock, Deadline
 from ...errors import ReproError
-from ...forensics.collect import Collected, run_collector
+from ...forensics.collect import Collected
 from ...forensics.collect.core_trigger import CoreDumpCollector, DumpSettings
 from ...forensics.collect.cuda_gdb import CudaGdb, CudaGdbCollector
 from ...forensics.collect.proc import process_state
@@ -22,7 +22,7 @@ from ...forensics.collect.process_table import inner_pid, read_environment, same
 from ...forensics.device_state import DeviceState, Unread
 from ..gpu_capture import DebuggerProbe
 from ..ground import CaptureOutcome
-from .capture_log import CaptureLog, outcome_of, rank_folder, rank_tag, together, who
+from .capture_log import CaptureLog, outcome_of, rank_folder, rank_tag, safely, together, who
 from .progress_check import Progress
 from .ranks import is_same
 from .records import Rank, ServerTarget
@@ -177,7 +177,7 @@ class DeviceLooks:
     def _attach(self, rank: Rank, collector: CudaGdbCollector) -> Collected:
         self.attached.add(rank.pid)
         try:
-            return run_collector(collector, self.clock)
+            return safely(collector, self.clock)
         finally:
             self._leave(collector)
 
@@ -211,7 +211,7 @@ class DeviceLooks:
                 continue
             self.log.begin("core_dump", "may end the process", collector.deadline_s, **who(rank))
             jobs.append((rank, collector))
-        work = [(lambda one=collector: run_collector(one, self.clock)) for _, collector in jobs]
+        work = [(lambda one=collector: safely(one, self.clock)) for _, collector in jobs]
         answers = together(work, seconds=_DUMP_S + 3.0)
         for (rank, _), answer in zip(jobs, answers, strict=True):
             if answer is None:

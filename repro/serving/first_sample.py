@@ -75,7 +75,7 @@ def first_sample(
             found, start = _Found(name), clock.monotonic()
             try:
                 read(found)
-            except (OSError, ValueError, RuntimeError, LookupError) as error:
+            except Exception as error:  # a bug in one source must not cost the others their evidence
                 found.unread.append(Unread(name, f"{type(error).__name__}: {error}"[:300]))
             found.seconds = clock.monotonic() - start
             return found

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ...clock import SYSTEM, Clock
 from ...errors import ReproError
-from ...forensics.collect import Collected, CollectedFile, Disturbance, run_collector, write_artefact
+from ...forensics.collect import Collected, CollectedFile, Disturbance, write_artefact
 from ...forensics.collect.host_stacks import HostStackCollector, find_py_spy
 from ...forensics.device_state import DeviceState, Unread
 from ...kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
 from ..agent_ask import RowStates, ask_row_states
-from .capture_log import CaptureLog, rank_folder, rank_tag, together, who
+from .capture_log import CaptureLog, rank_folder, rank_tag, safely, together, who
 from .rank_numbers import agent_names
 from .ranks import is_same
 from .records import Rank, ServerTarget
@@ -97,7 +97,7 @@ def ask_agents(target: ServerTarget, log: CaptureLog, *, clock: Clock = SYSTEM, 
 
 
 def _collecting(collector: AgentAskCollector | StackLook, clock: Clock) -> Callable[[], Collected]:
-    return lambda: run_collector(collector, clock)
+    return lambda: safely(collector, clock)
 
 
 def _silent(name: str, disturbance: Disturbance, seconds: float) -> Collected:
@@ -116,7 +116,7 @@ class StackLook:
 
     def collect(self) -> Collected:
         each = self.deadline_s / 2
-        first = run_collector(
+        first = safely(
             HostStackCollector(
                 self._pid, self._folder, deadline_s=each, clock=self._clock, tool=self._tool, file_name=self._file_name
             ),
@@ -125,7 +125,7 @@ class StackLook:
         denied = any("may not read process" in item.why for item in first.unread)
         if first.files or denied or first.seconds < each / 2:
             return first
-        second = run_collector(
+        second = safely(
             HostStackCollector(
                 self._pid, self._folder, deadline_s=each, clock=self._clock, tool=self._tool, file_name=self._file_name,
                 nonblocking=True,

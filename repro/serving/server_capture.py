@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...clock import SYSTEM, Clock, Deadline
-from ...forensics.collect import Collected, run_collector
+from ...forensics.collect import Collected
 from ...forensics.collect.core_trigger import DumpSettings
 from ...forensics.collect.engine_metrics import parse_metrics, read_page
 from ...forensics.collect.kernel_log import KernelLogCollector
@@ -26,7 +26,7 @@ from ...forensics.collect.process_table import read_environment, same_namespace
 from ...forensics.device_state import Unread
 from ..gpu_capture import DebuggerProbe
 from ..ground import CaptureOutcome, Emit
-from .capture_log import CaptureLog, PlannedFile
+from .capture_log import CaptureLog, PlannedFile, safely
 from .device_looks import DeviceLooks
 from .first_sample import first_sample
 from .host_looks import ask_agents, look_at_stacks
@@ -150,7 +150,7 @@ def _host_side(
     ras = _RasBeside(target, log.folder, clock, root, seconds=min(12.0, max(time_left() - 1.0, 1.0)))
     log.begin("nccl_ras", "none", ras.collector.deadline_s)
     ras.start()
-    log.collected(run_collector(KernelLogCollector(log.folder, since=_since(target)), clock))
+    log.collected(safely(KernelLogCollector(log.folder, since=_since(target)), clock))
     if time_left() > 0:
         ask_agents(target, log, clock=clock, root=root)
     began = clock.monotonic()
@@ -193,7 +193,7 @@ class _RasBeside:
         self._thread = threading.Thread(target=self._run, name="dsv4-repro-ras", daemon=True)
 
     def _run(self) -> None:
-        self._answer = run_collector(self.collector, self._clock)
+        self._answer = safely(self.collector, self._clock)
 
     def start(self) -> None:
         self._thread.start()

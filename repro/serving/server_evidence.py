@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ...errors import RunStoreError
+from ...errors import ReproError, RunStoreError
+from ...forensics.evidence.archive import Budget
+from ...forensics.evidence.gather import read_paths
 from ...forensics.records import Evidence
 from ..ground import Artefact, CaptureOutcome
 from ..runstore import file_sha256
 from .records import Rank
 
-__all__ = ["evidence_of", "ids_of", "rank_evidence", "text_files"]
+__all__ = ["evidence_of", "ids_of", "rank_evidence", "ras_state", "text_files"]
 
 #: Kinds that the readers of ``forensics.evidence`` know. Dumps are judged from their state, documents of ours by us.
 _TEXT = frozenset({"cuda-gdb", "host-stacks", "engine-log", "metrics", "nccl-ras", "kernel-log", "proc-text", "gpu-readings"})
 #: A core dump of a server is 140 MB: hashed; what is larger is not.
 _MOST_HASHED = 1 << 30
+_MOST_COMMS = 64
 
 
 def _artefacts(captures: Sequence[CaptureOutcome]) -> list[tuple[Artefact, CaptureOutcome]]:
@@ -68,6 +72,37 @@ def rank_evidence(listed: Sequence[Evidence], captures: Sequence[CaptureOutcome]
     """What was read of one rank."""
     paths = [artefact.path for artefact, capture in _artefacts(captures) if capture.facts.get("pid") == rank.pid]
     return tuple(item for item in listed if any(_same_file(item, path) for path in paths))
+
+
+def ras_state(files: Sequence[Path]) -> dict[str, Any] | None:
+    """The communicators as NCCL's RAS told them: launches by operation and rank (or group of ranks), and whether two answers agree.
+
+    None where RAS gave no answer that could be read; ``unchanged`` None where there was one answer only.
+    """
+    answers = [path for path in files if path.name.startswith("nccl_ras-")]
+    if not answers:
+        return None
+    try:
+        found = read_paths(answers, Budget(seconds=5.0)).ras
+    except (ReproError, OSError):
+        return None
+    if not found:
+        return None
+    told = [
+        [
+            {"name": comm.name, "status": comm.status, "counts": {op: dict(by) for op, by in comm.counts.items()},
+             "groups": {op: [list(pair) for pair in pairs] for op, pairs in comm.groups.items()},
+             "missing": list(comm.missing)}
+            for comm in query.comms[:_MOST_COMMS]
+        ]
+        for query in found
+    ]  # fmt: skip
+    return {
+        "answers": len(found),
+        "words": [sorted(set(query.errors)) for query in found],
+        "unchanged": told[0] == told[-1] if len(told) > 1 else None,
+        "communicators": told[-1],
+    }
 
 
 def text_files(captures: Sequence[CaptureOutcome]) -> list[Path]:

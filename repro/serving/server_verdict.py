@@ -26,7 +26,7 @@ from .rank_verdict import RankVerdict, judge_rank
 from .ranks import output_rank
 from .records import Assessment, Rank, ServerTarget, Snapshot
 from .server_decision import Decision, decide, memory_verdict
-from .server_evidence import evidence_of, ids_of, rank_evidence, text_files
+from .server_evidence import evidence_of, ids_of, rank_evidence, ras_state, text_files
 
 __all__ = ["diagnose_server"]
 
@@ -136,6 +136,7 @@ def _document(
         "next": found.next,
         "ranks": [_rank_row(one) for one in judged],
         "output_rank": _output(target),
+        "ras": ras_state(text_files(captures)),
         "assessment": {
             "state": assessment.state, "reasons": list(assessment.reasons), "device_signals": list(assessment.device_signals),
             "blind": [{"signal": item.signal, "why": item.why} for item in assessment.blind],

@@ -241,6 +241,23 @@ def test_one_that_recovers_between_two_attaches(wedged: Wedged, tmp_path: Path) 
     assert "it recovered" in whys(of(outcomes, "cuda_gdb")[1:])
 
 
+def test_a_fault_of_ours_in_one_collector_costs_its_own_evidence_only(
+    wedged: Wedged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr("dsv4_repro.repro.serving.first_sample.read_page", broken)
+    monkeypatch.setattr("dsv4_repro.repro.serving.host_looks.ask_row_states", broken)
+    tools = Tools(tmp_path / "tools")
+    with wedged(tp=1) as (_, target):
+        outcomes = capture(target, tmp_path / "ev", Told(), tools)
+    assert "AttributeError: a bug" in whys(of(outcomes, "metrics")[:1])
+    assert "AttributeError: a bug" in whys(of(outcomes, "agent_row_states"))
+    assert of(outcomes, "recorder_rings")[0].artefacts
+    assert of(outcomes, "cuda_gdb")[0].state is not None
+
+
 def test_a_further_signal_holds_the_debugger_back(wedged: Wedged, tmp_path: Path) -> None:
     tools = Tools(tmp_path / "tools")
     with wedged(tp=1) as (_, target):

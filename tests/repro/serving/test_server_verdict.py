@@ -409,6 +409,9 @@ def test_a_collective_that_one_rank_never_launched_is_judged_by_the_classifier(c
     assert found.outcome == "hang"
     assert found.verdict.class_ in ("collective-desync", "gpu-kernel-stuck")
     assert not found.verdict.sentence.startswith("rank 0:")
+    ras = found.document()["ras"]
+    assert (ras["answers"], ras["unchanged"]) == (2, True)
+    assert ras["communicators"][0]["groups"] == {"AllReduce": [[1, 41], [1, 40], [1, 41], [1, 40]]}
 
 
 def test_workers_that_died_are_the_classifier_s_to_judge(case: Case) -> None:
