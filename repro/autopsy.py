@@ -127,6 +127,7 @@ def _frozen_attach(pid: int, store: RunStore, screen: Screen, clock: Clock) -> D
     from .serving.why_look import deadline_of, engine_above
 
     engine, target = engine_above(pid, clock=clock)
+    began = clock.monotonic()
     deadline = deadline_of(target, clock=clock)
     screen.say(*freeze_warning(deadline, _ATTACH_S), style="note")
     store.emit("capture", what="freeze", engine=engine, deadline=deadline.text, remaining_s=deadline.remaining_s)
@@ -135,6 +136,12 @@ def _frozen_attach(pid: int, store: RunStore, screen: Screen, clock: Clock) -> D
     how = f"engine {engine} was stopped for {held.seconds:.1f} s" + ("" if held.thawed else " and did not go on: kill -CONT")
     store.emit("capture", what="thaw", engine=engine, seconds=held.seconds, thawed=held.thawed)
     screen.say(how, style="" if held.thawed else "bad")
+    if deadline.remaining_s is not None:
+        left = deadline.remaining_s - (clock.monotonic() - began)
+        if left > 0:
+            screen.say(f"about {left:.0f} s of its deadline are left")
+        else:
+            screen.say("its deadline passed meanwhile: it ends now, unless the wait is gone", style="note")
     return completed(diagnosis, freeze={"engine": engine, "seconds": round(held.seconds, 3), "thawed": held.thawed})
 
 
