@@ -356,6 +356,8 @@ class ServerGround:
             dump=self._spec.dumps if self._spec is not None else None,
             moved=self._moved,
             left=self._left,
+            # Stacks pause each process for a moment: of somebody else's server only what disturbs nothing is read unless allowed.
+            stacks=self._target.owned or self._setup.attach,
             told=False,
         )
         self._captured = (folder, captures)

@@ -156,7 +156,7 @@ def _host_side(
     began = clock.monotonic()
     if not stacks:
         why = "py-spy needs ptrace, and nothing that needs it was allowed"
-        log.missing("host_stacks", "pauses", Unread("host stacks", why, "Allow it: dsv4-repro watch --attach"))
+        log.missing("host_stacks", "pauses", Unread("host stacks", why, "Allow it: watch --attach, or run drain --url URL --yes"))
     for number in (1, 2) if stacks else ():
         if time_left() < _STACKS_LEAST_S:
             log.missing("host_stacks", "pauses", Unread(f"host stacks, look {number}", "the capture's time is over"), look=number)
