@@ -44,18 +44,29 @@ def exposition(tokens: float, kilobytes: int) -> bytes:
     return (filler + "\n".join(lines) + "\n").encode()
 
 
-def worker(folder: Path, rank: int) -> None:
-    """One worker with the agent's ring: a step every 20 ms."""
+#: With ``--still``: when the fake server stops moving, seconds after its start.
+STILL_AFTER_S = 8.0
+
+
+def worker(folder: Path, rank: int, still: bool) -> None:
+    """One worker with the agent's ring: a step every 20 ms, or one at the end that does not end."""
     sys.path.insert(0, str(ROOT / "repro" / "agent" / "src"))
     from dsv4_repro_agent.ring import Ring
 
     ring = Ring(folder, slots=1024, rank=rank, device=rank, vllm="0.23.0", agent="0.1.0")
+    began = time.monotonic()
     while os.getppid() != 1:
+        if still and time.monotonic() - began > STILL_AFTER_S:
+            ring.beat()
+            time.sleep(0.02)
+            continue
         step = ring.begin(1)
         step.graph_mode, step.requests, step.tokens = 2, 16, 32
         step.launch_ns = step.record_ns = time.monotonic_ns()
         ring.write(step)
         time.sleep(0.02)
+        if still and time.monotonic() - began > STILL_AFTER_S:
+            continue
         step.complete_ns = time.monotonic_ns()
         ring.write(step)
         ring.beat()
@@ -172,6 +183,7 @@ def main() -> int:
     parser.add_argument("--settle", type=float, default=5.0, help="seconds that are not counted: imports and first looks")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--kilobytes", type=int, default=200, help="size of /metrics")
+    parser.add_argument("--still", action="store_true", help="the fake server stops moving: what does a hung one cost?")
     parser.add_argument("--pid", type=int, default=0, help="observe this real server instead")
     parser.add_argument("--observe", help=argparse.SUPPRESS)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -180,7 +192,7 @@ def main() -> int:
         observe(json.loads(options.observe))
         return 0
     if options.worker:
-        worker(Path(options.worker[0]), int(options.worker[1]))
+        worker(Path(options.worker[0]), int(options.worker[1]), options.still)
         return 0
     common = {"pid": options.pid, "seconds": options.seconds, "settle": options.settle, "ranks": options.ranks}
     if options.pid:
@@ -198,7 +210,9 @@ def _against_fake(folder: Path, options: argparse.Namespace, common: dict[str, A
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = exposition((time.monotonic() - began) * 800, options.kilobytes) if self.path == "/metrics" else b""
+            age = time.monotonic() - began
+            moved = min(age, STILL_AFTER_S) if options.still else age
+            body = exposition(moved * 800, options.kilobytes) if self.path == "/metrics" else b""
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -222,7 +236,10 @@ def _against_fake(folder: Path, options: argparse.Namespace, common: dict[str, A
     for thread in threads:
         thread.start()
     workers = [
-        subprocess.Popen([sys.executable, __file__, "--worker", str(folder / "rings"), str(rank)]) for rank in range(options.ranks)
+        subprocess.Popen(
+            [sys.executable, __file__, "--worker", str(folder / "rings"), str(rank), *(["--still"] if options.still else [])]
+        )
+        for rank in range(options.ranks)
     ]
     try:
         argument = common | {
