@@ -166,6 +166,9 @@ def agent_lines(document: AgentDocument) -> list[str]:
         lines += [f"  {text}" for text in _said(rank.status)]
         if rank.releases:
             lines.append(f"  released by the rescue: {rank.releases}")
+        counters = rank.status.get("counters") if rank.status is not None else None
+        if isinstance(counters, dict) and isinstance(counters.get("averted_waits"), int) and counters["averted_waits"]:
+            lines.append(f"  steps that would have wedged without the guard: {counters['averted_waits']}")
     return lines
 
 

@@ -151,6 +151,8 @@ class _Work:
             guard=self.looked.plan.guard, tool=self.tool, clock=self.clock,
         )  # fmt: skip
         self.keep(outcomes, number)
+        if all(one.state in ("refused", "failed", "skipped") for one in outcomes):
+            return "nothing was released: " + "; ".join(f"pid {one.pid}: {one.why}" for one in outcomes)
         if any(one.state in ("died", "left") for one in outcomes):
             return "; ".join(f"pid {one.pid}: {one.state}: {one.why}" for one in outcomes if one.state in ("died", "left"))
         return wait_for_recovery(before, counters, seconds=RECOVERY_S, clock=self.clock)
@@ -178,6 +180,9 @@ class _Work:
                     return last, done
                 last, why = done, done.text
                 self.screen.say(done.text)
+                if done.recovered is None or (not done.recovered and not any(self.wrote(number))):
+                    # Again would be no better: the metrics say nothing, or nothing could be written.
+                    return last, why
                 if not done.recovered:
                     before = (counters() or _NONE).generation_tokens
                     continue
@@ -191,8 +196,13 @@ class _Work:
                 # The batch passed a padded size while the fillers left: the same again, now without them.
                 sent, before = None, (counters() or _NONE).generation_tokens
                 why = "it wedged again while the fillers left"
+                last = dataclasses.replace(last, recovered=False, text=why)
                 self.screen.say(why)
         return last, why
+
+    def wrote(self, number: int) -> list[bool]:
+        """Whether each rank was written to in this round."""
+        return [bool(row.get("writes")) for row in self.rows if row["round"] == number]
 
     def stands(self, counters: Counters) -> bool:
         """Whether requests run and no token comes for some seconds."""
