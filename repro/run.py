@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import ReproError, RunStoreError
-from ..forensics.device_state import DeviceState
+from ..forensics.device_state import DeviceState, Unread
 from ..forensics.records import Diagnosis, Evidence, Outcome
 from ..kernels.abi import RELEASE_COUNT
 from ..scenarios.drain import DecodeStep
@@ -147,6 +147,7 @@ class _Run:
     closed: CloseOutcome | None = None
     timing: dict[str, float] = field(default_factory=dict)
     captured_steps: set[int] = field(default_factory=set)
+    hanging: tuple[Ground, DecodeStep, StepOutcome] | None = None
 
     # -- the ground's life ---------------------------------------------------------------------------------------------------------
 
@@ -256,6 +257,7 @@ class _Run:
 
     def _hung(self, ground: Ground, step: DecodeStep, outcome: StepOutcome) -> None:
         self.tally.hang += 1
+        self.hanging = (ground, step, outcome)
         if step.index in self.captured_steps or len(self.captured_steps) >= _FULL_CAPTURES:
             self._release(ground, step)
             return
@@ -282,9 +284,10 @@ class _Run:
                 "launch_to_hung_s": round(outcome.milliseconds / 1e3, 4),
                 "hung_to_diagnosis_s": round(self.clock.monotonic() - started, 4),
             }
-        self.store.emit("verdict", **{"class": diagnosis.verdict.class_, "cause": diagnosis.verdict.cause, "step": step.index})
         if self.result_hang is None:
             self.result_hang, self.unwedge = diagnosis, experiment
+        self.hanging = None
+        self.store.emit("verdict", **{"class": diagnosis.verdict.class_, "cause": diagnosis.verdict.cause, "step": step.index})
         if self.settings.dump_ends_context or experiment is None or not experiment.retired:
             self.close()
 
@@ -371,6 +374,18 @@ class _Run:
             return
         self.close()
 
+    def hung_without_evidence(self, error: RunStoreError) -> Diagnosis | None:
+        """A hang whose evidence could not be written (a full disk): that it hung is known, and is worth more than its files."""
+        if self.hanging is None or self.result_hang is not None:
+            return self.result_hang
+        ground, step, outcome = self.hanging
+        gap = Unread("evidence", str(error)[:500], error.help_text)
+        if isinstance(ground, JudgesItself):
+            diagnosis = ground.judge((), step, outcome, evidence=())
+        else:
+            diagnosis = unreadable_hang(ground.name, outcome, step, (gap,))
+        return completed(diagnosis, unread=(gap,))
+
     # -- the end -------------------------------------------------------------------------------------------------------------------
 
     def evidence(self) -> tuple[Evidence, ...]:
@@ -441,8 +456,12 @@ def run_workload(
                 break
             run.trial(number, deadline)
     except BaseException as error:
+        found = run.hung_without_evidence(error) if isinstance(error, RunStoreError) else None
         _close_after(run, error)
-        raise
+        if found is None:
+            raise
+        run.result_hang = found
+        return run.result()
     run.close()
     result = run.result()
     store.emit("end", outcome=result.outcome)

@@ -263,6 +263,26 @@ def test_a_failing_close_does_not_hide_the_first_error(fakes: Any, request_for: 
     assert any("full" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.parametrize("place", ["capture", "unwedge", "capture+dump", "close"])
+def test_a_hang_is_still_a_hang_when_the_disk_is_full(fakes: Any, request_for: Build, store: RunStore, place: str) -> None:
+    request = request_for()
+    full = RunStoreError("cannot append: the disk or the quota is full", path="timeline.jsonl")
+    ground = fakes.ground(script={_danger(request): "hung"}, raises={place: full})
+    result = _play(fakes, request, store, ground)
+    assert result.outcome == "hang"
+    assert result.counts.hang == 1
+    assert ground.calls[-1] == "close"
+    if place != "close":
+        assert any(item.what == "evidence" and "disk" in item.why for item in result.diagnosis.unread)
+
+
+def test_a_full_disk_without_a_hang_is_its_own_error(fakes: Any, request_for: Build, store: RunStore) -> None:
+    ground = fakes.ground(raises={"step 1": RunStoreError("full")})
+    with pytest.raises(RunStoreError, match="full"):
+        _play(fakes, request_for(), store, ground)
+    assert ground.calls[-1] == "close"
+
+
 def test_evidence_of_a_hang_is_indexed_with_its_hash(fakes: Any, request_for: Build, store: RunStore) -> None:
     request = request_for()
     ground = fakes.ground(script={_danger(request): "hung"})
