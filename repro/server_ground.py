@@ -342,8 +342,6 @@ class ServerGround:
 
         assert self._target is not None
         assert self._setup is not None
-        if self._process is not None and self._process.poll() is None:
-            self._target = self._process.target()
         captures = capture_server(
             self._target,
             folder,

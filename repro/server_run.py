@@ -134,7 +134,7 @@ def _defaults(plan: DrainPlan, flags: PlanFlags, *, dummy: bool, load: bool) -> 
 
 def _own(plan: DrainPlan, model: str, flags: RunFlags, server: ServerFlags) -> _Server:
     words = tuple(server.engine or ())
-    merged, facts, plan = resolve(plan, model, tp=flags.tp, words=words)
+    merged, facts, plan = resolve(plan, model, tp=flags.tp, words=words, bare=server.bare)
     python = server.python or sys.executable
     install = engine_install(python, os.environ)
     if install.folder is None:

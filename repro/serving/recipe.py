@@ -97,8 +97,8 @@ def _flag(name: str, *values: str) -> tuple[str, tuple[str, ...]]:
     return name.removeprefix("no-"), (f"--{name}", *values)
 
 
-def recipe_flags(plan: DrainPlan, model: str, *, tp: int = 1) -> EngineFlags:
-    """The flags of the recipe for this plan, before anything that the user adds."""
+def recipe_flags(plan: DrainPlan, model: str, *, tp: int = 1, bare: bool = False) -> EngineFlags:
+    """The flags of the recipe for this plan, before anything that the user adds. ``bare``: without what is only there to be seen."""
     compilation: dict[str, object] = {}
     if model == DUMMY:
         # Mode 0: no torch.compile, so a start takes a minute; FULL decode graphs are what the defect needs.
@@ -109,7 +109,7 @@ def recipe_flags(plan: DrainPlan, model: str, *, tp: int = 1) -> EngineFlags:
     shared = [
         _flag("tensor-parallel-size", str(tp)),
         # In one process there is no worker to look at, and no message queue that names the victim.
-        *([_flag("distributed-executor-backend", "mp")] if tp == 1 else []),
+        *([_flag("distributed-executor-backend", "mp")] if tp == 1 and (model == DUMMY or not bare) else []),
         _flag("max-model-len", str(plan.max_model_len)),
         _flag("max-num-seqs", str(plan.max_num_seqs)),
         *([_flag("compilation-config", json.dumps(compilation, separators=(",", ":")))] if compilation else []),
@@ -136,9 +136,11 @@ def recipe_flags(plan: DrainPlan, model: str, *, tp: int = 1) -> EngineFlags:
     return EngineFlags((*shared, *own))
 
 
-def resolve(plan: DrainPlan, model: str, *, tp: int = 1, words: tuple[str, ...] = ()) -> tuple[EngineFlags, EngineFacts, DrainPlan]:
+def resolve(
+    plan: DrainPlan, model: str, *, tp: int = 1, words: tuple[str, ...] = (), bare: bool = False
+) -> tuple[EngineFlags, EngineFacts, DrainPlan]:
     """(all flags, what they say, the plan as such a server runs it): the recipe with the user's ``words`` over it. UsageError."""
-    flags = parse_flags(words).over(recipe_flags(plan, model, tp=tp))
+    flags = parse_flags(words).over(recipe_flags(plan, model, tp=tp, bare=bare))
     facts = facts_of(flags)
     return flags, facts, plan_with(plan, facts)
 
@@ -191,7 +193,7 @@ def _model(options: ServeOptions) -> tuple[str, dict[str, str]]:
 
 def build_launch(options: ServeOptions) -> LaunchSpec:
     """The command and the environment. Raises UsageError (flags, port number, model), ServerError (the port is taken)."""
-    flags, facts, plan = resolve(options.plan, options.model, tp=options.tp, words=options.flags)
+    flags, facts, plan = resolve(options.plan, options.model, tp=options.tp, words=options.flags, bare=options.bare)
     if not options.model or options.model.startswith("-"):
         raise UsageError(f"--model {options.model!r}: a path, a name, or dummy")
     port = _port(options, facts)
@@ -238,7 +240,8 @@ def build_launch(options: ServeOptions) -> LaunchSpec:
 def _flag_changes(own: EngineFlags, options: ServeOptions) -> tuple[Change, ...]:
     """Engine flags: those of the recipe are in the command; named here is what is ours beside it and what the user put over it."""
     changes = []
-    if options.tp == 1 and dict(own.items).get("distributed-executor-backend") is None:
+    given = dict(own.items).get("distributed-executor-backend")
+    if options.tp == 1 and options.model != DUMMY and not options.bare and given is None:
         changes.append(
             Change("--distributed-executor-backend", "mp", "a worker process to look at; alone, the engine would be one")
         )

@@ -104,8 +104,15 @@ def test_the_servers_python_finds_the_agent(tmp_path: Path) -> None:
     assert spec.agent_folder == tmp_path / "agent"
 
 
+def test_one_card_gets_a_worker_process_and_that_is_listed(tmp_path: Path) -> None:
+    spec = _launch(tmp_path)
+    assert _value(spec.argv, "--distributed-executor-backend") == "mp"
+    assert "--distributed-executor-backend" in {change.what for change in spec.changes}
+
+
 def test_bare_changes_nothing_of_the_server_and_says_what_cannot_be_read(tmp_path: Path) -> None:
-    spec = _launch(tmp_path, bare=True, tp=4)
+    spec = _launch(tmp_path, bare=True)
+    assert "--distributed-executor-backend" not in spec.argv
     assert dict(spec.env) == {**ENVIRON, "SPT_NOENV": "1"}
     assert [change.what for change in spec.changes] == ["SPT_NOENV"]
     assert spec.agent_folder is None
