@@ -171,7 +171,13 @@ class Bench:
                 status = json.loads(path.read_text())
                 if status.get("ring"):
                     keep = ("pid", "armed", "releases", "counters", "features")
-                    found.append({**{name: status.get(name) for name in keep}, "events": status.get("events", [])[-6:]})
+                    events = [one for one in status.get("events", []) if isinstance(one, dict)]
+                    rescued = [
+                        {name: one.get(name) for name in ("launches", "seconds", "cause")}
+                        for one in events
+                        if one.get("kind") == "rescued"
+                    ]
+                    found.append({**{name: status.get(name) for name in keep}, "rescued": rescued, "events": events[-6:]})
         return found
 
     def releases(self) -> int | None:
