@@ -165,7 +165,7 @@ def _target(look: Look, root: int, base_url: str | None) -> ServerTarget:
     if not workers:
         workers = _in_process(look, root, engines, roles, unread)
     environment = _environment(look, [*workers, *engines, root], unread)
-    folder = _agent_folder(look, environment, root)
+    folder = _agent_folder(look, environment, root, workers)
     log = output_file(root, look.root)
     if isinstance(log, Unread):
         unread.append(log)
@@ -234,8 +234,12 @@ def _environment(look: Look, pids: Sequence[int], unread: list[Unread]) -> dict[
     return {}
 
 
-def _agent_folder(look: Look, environment: Mapping[str, str], root: int) -> Path | None:
-    """Where the agent of this server writes, if it has one; of another mount namespace through ``/proc/PID/root``."""
+def _agent_folder(look: Look, environment: Mapping[str, str], root: int, workers: Mapping[int, str]) -> Path | None:
+    """Where the agent of this server writes, if it has one; of another mount namespace through ``/proc/PID/root``.
+
+    Where the environment does not ask for it (or may not be read), only a folder that holds a file of one of the workers counts:
+    the default folder is shared by all servers of a user.
+    """
 
     def setting(name: str) -> str:
         return environment.get(name) or environment.get(f"VLLM_{name}", "")
@@ -248,14 +252,11 @@ def _agent_folder(look: Look, environment: Mapping[str, str], root: int) -> Path
         except OSError:
             uid = os.getuid()
         named = f"{environment.get('TMPDIR') or tempfile.gettempdir()}/dsv4-repro-agent-{uid}"
+    known = [Rank(pid, None, look.table.entries[pid].start_ticks) for pid in workers]
     for candidate in (Path(named), look.root / str(root) / "root" / named.lstrip("/")):
-        if candidate.is_dir() and (asked or _holds_rings(candidate)):
+        if candidate.is_dir() and (asked or agent_names(candidate, known, look.root)):
             return candidate
     return Path(named) if asked else None
-
-
-def _holds_rings(folder: Path) -> bool:
-    return any(name.name.startswith(("ring-", "status-")) for name in folder.iterdir())
 
 
 def _namespaces(look: Look, root: int) -> list[Unread]:

@@ -311,6 +311,19 @@ def test_the_agent_s_rings_are_found_by_the_pid_that_the_worker_has_inside(proc:
     assert {rank.pid: rank.rank for rank in target.ranks} == {110: 1, 111: None}
 
 
+def test_the_shared_folder_of_another_server_s_agent_is_not_this_one_s(proc: Proc, tmp_path: Path) -> None:
+    uid = (proc.root / "1").stat().st_uid
+    folder = tmp_path / f"dsv4-repro-agent-{uid}"
+    folder.mkdir()
+    (folder / "ring-999-5.bin").write_bytes(b"x")
+    proc.add(100, 1, SERVE, environment={"TMPDIR": str(tmp_path)}, fds={1: "pipe:[9]"})
+    proc.add(101, 100, SPAWN)
+    proc.add(110, 101, SPAWN, environment={"TMPDIR": str(tmp_path)})
+    assert find(proc).agent_folder is None
+    (folder / "ring-110-1100.bin").write_bytes(b"x")
+    assert find(proc).agent_folder == folder
+
+
 def test_a_reused_pid_is_another_process(proc: Proc) -> None:
     titled(proc)
     rank = find(proc).ranks[0]
