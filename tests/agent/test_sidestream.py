@@ -330,7 +330,7 @@ def test_a_step_that_cannot_launch_is_overdue_too(rig: Callable[..., Rig]) -> No
 def test_a_busy_side_stream_is_tried_again(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     one = rig()
     looks: list[int] = []
-    real = SideStream.counters
+    real: Callable[[SideStream, Launch], tuple[int, ...]] = SideStream.counters
 
     def counters(stream: SideStream, launch: Launch) -> tuple[int, ...]:
         looks.append(1)
@@ -349,12 +349,12 @@ def test_a_copy_that_comes_back_late_frees_the_stream(rig: Callable[..., Rig]) -
     one = rig(rescue=False)
     stream = SideStream(Driver(one.agent.library), 0)
     answers = [600, 600, 0]
-    stream._driver.event_query = lambda handle: answers.pop(0)  # type: ignore[method-assign]
+    stream._driver.event_query = lambda handle: answers.pop(0)
     with pytest.raises(SideStreamBusyError, match="did not end within"):
         stream.read(one.card.lengths, 4, timeout=0.0)
     with pytest.raises(SideStreamBusyError, match="earlier copy"):
         stream.read(one.card.lengths, 4)
-    stream._driver.event_query = lambda handle: 0  # type: ignore[method-assign]
+    stream._driver.event_query = lambda handle: 0
     assert len(stream.read(one.card.lengths, 4)) == 4
 
 
@@ -362,7 +362,7 @@ def test_a_blocked_driver_is_said_once_and_so_is_its_end(rig: Callable[..., Rig]
     one = rig()
     monkeypatch.setattr("dsv4_repro_agent.control.BLOCKED_S", 0.2)
     held = threading.Event()
-    real = SideStream.counters
+    real: Callable[[SideStream, Launch], tuple[int, ...]] = SideStream.counters
 
     def counters(stream: SideStream, launch: Launch) -> tuple[int, ...]:
         held.wait(20)
