@@ -21,7 +21,7 @@ from ..forensics.records import CLASSES, Diagnosis, Evidence, Verdict, Window
 from ..forensics.wrong_rows import PUBLISHED, explain_wrong_rows
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE
 from ..scenarios.drain import DrainPlan, decode_steps
-from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, Launch, Row
+from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row
 from .interpreted_state import interpreted_state
 
 if TYPE_CHECKING:
@@ -102,6 +102,11 @@ def judge_row(
         from .cooperative_cpu import judge_cooperative
 
         diagnosis, detail = judge_cooperative(row.what, row.kernel, sm=sm, keep=keep, deadline=deadline)
+        ended = Ended(diagnosis, detail)
+    elif isinstance(row.what, IndexWorkspace):
+        from .sentinel_cpu import judge_workspace
+
+        diagnosis, detail = judge_workspace(row.what, row.kernel, keep=keep)
         ended = Ended(diagnosis, detail)
     elif isinstance(row.what, CrossRank):
         from .crossrank_cpu import judge_cross_rank

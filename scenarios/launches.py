@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ..kernels.topk_cases import TopKCase, make_row
 
 __all__ = [
-    "BOTH", "CooperativeLaunch", "CrossRank", "DrainBatches", "Grounds", "HostLaunch", "Launch", "LeftoverCase", "Row", "long_row",
+    "BOTH", "CooperativeLaunch", "CrossRank", "DrainBatches", "Grounds", "HostLaunch", "IndexWorkspace", "Launch", "LeftoverCase",
+    "Row", "long_row",
 ]  # fmt: skip
 
 Schedule = Literal["smallest-pc", "random", "priority"]
@@ -95,6 +96,21 @@ class CooperativeLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexWorkspace:
+    """A prefill chunk whose sparse indices a release's own function combines. ``old``: what the caller's workspace holds before
+    (None: no workspace is given). Lengths in tokens; ``rows_per_request``: KV rows gathered for each request.
+    """
+
+    old: int | None
+    query_lens: tuple[int, ...] = (4, 2)
+    seq_lens: tuple[int, ...] = (40, 9)
+    topk: int = 512
+    window: int = 128
+    compress: int = 4
+    rows_per_request: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class CrossRank:
     """Two ranks, an all-reduce over peer memory behind rank 0's launch of ``held`` (None: rank 0's host launches nothing).
 
@@ -113,7 +129,7 @@ class Row:
     """
 
     name: str
-    what: Launch | HostLaunch | DrainBatches | CrossRank | CooperativeLaunch
+    what: Launch | HostLaunch | DrainBatches | CrossRank | CooperativeLaunch | IndexWorkspace
     class_: str
     text: str
     cause: str | None = None

@@ -92,7 +92,7 @@ def test_every_order_of_execution(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["run", "sentinel"], "would take"),
+        (["run", "others-51538"], "would take"),
         (["run", "init-race", "--fix", "nobody"], "there are"),
         (["run", "init-race", "--on", "server"], "cpu or the gpu"),
         (["run", "init-race", "--on", "gpu", "--count"], "--trials N"),

@@ -122,7 +122,7 @@ def test_choosing_a_row() -> None:
     with pytest.raises(UsageError, match="there are: zeroed-in-kernel"):
         choose_row(entry, "nobody", None)
     with pytest.raises(UsageError, match="would take"):
-        choose_row(scenario("sentinel"), None, None)
+        choose_row(scenario("others-51538"), None, None)
     with pytest.raises(UsageError, match="launches no kernel"):
         choose_row(scenario("dspark"), None, "builtin")
 
