@@ -74,8 +74,10 @@ def prepare_environment(
     rescue: bool = False,
     dump: bool = True,
     model_env: Mapping[str, str] | None = None,
+    agent_name: str = "agent",
 ) -> PreparedEnvironment:
-    """``folder``: the run's, where the agent and the dump pipes get theirs. ``model_env``: what the model itself needs to start.
+    """``folder``: the run's, where the agent (in ``agent_name``) and the dump pipes get theirs. ``model_env``: what the model
+    needs to start.
 
     Errors of ``install_into_folder`` (UsageError, OurFaultError) where the agent cannot be written.
     """
@@ -87,12 +89,12 @@ def prepare_environment(
     made.set("SPT_NOENV", "1", "process titles leave /proc/PID/environ alone: the processes of a killed run are found again")
     agent_site = folder / "agent-package"
     if guard or rescue or not bare:
-        _agent(made, folder, agent_site, recorder=not bare, guard=guard, rescue=rescue)
+        _agent(made, folder / agent_name, agent_site, recorder=not bare, guard=guard, rescue=rescue)
     if bare:
         return PreparedEnvironment(
             made.env,
             tuple(made.changes),
-            folder / "agent" if guard or rescue else None,
+            folder / agent_name if guard or rescue else None,
             None,
             _unread_when_bare(agent=guard or rescue),
         )
@@ -109,14 +111,14 @@ def prepare_environment(
         dumps = DumpSettings.in_folder(folder / "dumps")
         for name, value in dumps.environment().items():
             made.set(name, value, "a GPU core dump can be asked for (only with consent; it ends the process)")
-    return PreparedEnvironment(made.env, tuple(made.changes), folder / "agent", dumps, ())
+    return PreparedEnvironment(made.env, tuple(made.changes), folder / agent_name, dumps, ())
 
 
 def _agent(made: _Environment, folder: Path, site: Path, *, recorder: bool, guard: bool, rescue: bool) -> None:
     install_into_folder(site)
     path = [str(site), *(part for part in (made.env.get("PYTHONPATH", ""),) if part)]
     made.set("PYTHONPATH", os.pathsep.join(path), "vLLM finds the agent (a plugin of vllm.general_plugins)")
-    made.set("DSV4_REPRO_AGENT_DIR", str(folder / "agent"), "where the agent writes")
+    made.set("DSV4_REPRO_AGENT_DIR", str(folder), "where the agent writes")
     if recorder:
         made.set("DSV4_REPRO_AGENT", "1", "flight recorder, and row states on request")
         made.set("DSV4_REPRO_PTRACE", "1", "the engine's processes allow py-spy and cuda-gdb of the same user (yama scope 1)")

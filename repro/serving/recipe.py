@@ -98,7 +98,7 @@ def _flag(name: str, *values: str) -> tuple[str, tuple[str, ...]]:
 
 
 def recipe_flags(plan: DrainPlan, model: str, *, tp: int = 1, bare: bool = False) -> EngineFlags:
-    """The flags of the recipe for this plan, before anything that the user adds. ``bare``: without what is only there to be seen."""
+    """The flags of the recipe for this plan, before what the user adds. ``bare``: without what is only there to be seen."""
     compilation: dict[str, object] = {}
     if model == DUMMY:
         # Mode 0: no torch.compile, so a start takes a minute; FULL decode graphs are what the defect needs.
@@ -202,6 +202,8 @@ def build_launch(options: ServeOptions) -> LaunchSpec:
     place = EngineFlags((_flag("host", host), _flag("port", str(port))))
     flags = place.over(flags)
     make_folder(options.folder / "server")
+    number = len(list((options.folder / "server").glob("vllm*.log"))) + 1  # a run may start several, one after another
+    ending = "" if number == 1 else f"-{number}"
     target, model_env = _model(options)
     prepared = prepare_environment(
         options.environ,
@@ -211,6 +213,7 @@ def build_launch(options: ServeOptions) -> LaunchSpec:
         rescue=options.rescue,
         dump=options.dump,
         model_env=model_env,
+        agent_name=f"agent{ending}",
     )
     python = options.python or sys.executable
     head = (python, "-m", "vllm.entrypoints.cli.main", "serve", target)
@@ -223,7 +226,7 @@ def build_launch(options: ServeOptions) -> LaunchSpec:
         env=prepared.env,
         changes=(*_flag_changes(own, options), *prepared.changes),
         port=port,
-        log_path=options.folder.absolute() / "server" / "vllm.log",
+        log_path=options.folder.absolute() / "server" / f"vllm{ending}.log",
         agent_folder=prepared.agent_folder,
         base_url=base,
         model=facts.served_name or target,

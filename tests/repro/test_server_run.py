@@ -309,3 +309,13 @@ def test_a_server_that_runs_is_drained_and_left_as_found(tmp_path: Path, plan: P
             assert view.run.environment["details"]["changes"] == []
         finally:
             os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_each_trial_after_a_hang_gets_a_server_of_its_own(drain: Run) -> None:
+    status, document, _, folder = drain("wedge=3", "--trials", "2")
+    assert status == 3
+    assert document["trials"]["hang"] == 2
+    assert sorted(path.name for path in (folder / "server").glob("*.log")) == ["vllm-2.log", "vllm.log"]
+    assert {"agent", "agent-2"} <= {path.name for path in folder.iterdir()}
+    ready = [line for line in _lines(folder) if line["kind"] == "server" and line.get("state") == "ready"]
+    assert len({line["pid"] for line in ready}) == 2
