@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
         server: Annotated[
             str | None, typer.Argument(help="A PID of the server, or its URL; the only one here if left out.", metavar="[PID|URL]")
         ] = None,
+        log: Annotated[Path | None, typer.Option("--log", help="The server's log, where it goes to no file that is found.")] = None,
     ) -> int:
         """What is it with this server: state and since when, live requests, power, the most likely class, when the engine ends
         itself, whether the build is affected, and the next command.
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
         """
         from .why_verb import run_why
 
-        return run_why(server, common)
+        return run_why(server, common, log=log)
 
     @app.command(short_help="Watch a running server; on a hang keep the evidence and say so.")
     @flags(Common)
@@ -40,6 +41,7 @@ def register(app: typer.Typer) -> None:
         common: Common,
         pid: Annotated[int | None, typer.Option("--pid", help="Any process of the server.", min=1)] = None,
         url: Annotated[str | None, typer.Option("--url", help="The server's URL, e.g. http://127.0.0.1:8000.")] = None,
+        log: Annotated[Path | None, typer.Option("--log", help="The server's log, where it goes to no file that is found.")] = None,
         once: Annotated[bool, typer.Option("--once", help="Look until the state is decided (at most a minute), then end.")] = False,
         attach: Annotated[
             bool, typer.Option("--attach", help="On a hang attach cuda-gdb, after one more look at whether anything moves.")
@@ -68,7 +70,8 @@ def register(app: typer.Typer) -> None:
 
         return run_watch(
             WatchFlags(
-                pid=pid, url=url, once=once, attach=attach, on_hang=on_hang, on_hang_timeout_s=on_hang_timeout, webhook=webhook,
+                pid=pid, url=url, log=log, once=once, attach=attach, on_hang=on_hang, on_hang_timeout_s=on_hang_timeout,
+                webhook=webhook,
                 listen=listen, keep=keep, max_mb=max_mb,
             ),
             common,

@@ -43,6 +43,7 @@ class WatchFlags:
 
     pid: int | None = None
     url: str | None = None
+    log: Path | None = None
     once: bool = False
     attach: bool = False
     on_hang: str | None = None
@@ -56,13 +57,14 @@ class WatchFlags:
 class _Finder:
     """The server of the flags, also after it was restarted under another pid: then by its URL."""
 
-    def __init__(self, pid: int | None, url: str | None, clock: Clock) -> None:
-        self._pid, self._url, self._clock = pid, url, clock
+    def __init__(self, pid: int | None, url: str | None, log: Path | None, clock: Clock) -> None:
+        self._pid, self._url, self._log, self._clock = pid, url, log, clock
         self._ticks = start_ticks(pid) if pid is not None else None
         self.why = ""
 
     def __call__(self) -> ServerTarget | None:
         from .serving.ranks import find_server
+        from .why_verb import with_log
 
         names: list[int | str | None] = [self._url] if self._url is not None else []
         # A pid that was given to another process since is not the server.
@@ -82,7 +84,7 @@ class _Finder:
                 self.why = f"{target.base_url} does not answer"
                 continue
             self._url = target.base_url or self._url
-            return target
+            return with_log(target, self._log)
         return None
 
 
@@ -243,12 +245,14 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM, keep:
     """The verb. With ``--once``: 3 a hang, 0 fine, 4 it has ended, 5 not decided. Else until SIGTERM (0) or Ctrl-C (130)."""
     if flags.pid is not None and flags.url is not None:
         raise UsageError("give --pid or --url, not both")
+    if flags.log is not None and not flags.log.is_file():
+        raise UsageError(f"--log {str(flags.log)[:200]}: there is no such file")
     if flags.webhook is not None:
         checked_webhook(flags.webhook)
     address = None if flags.once and flags.listen is None else parse_listen(flags.listen)
     screen = Screen(as_json=common.as_json, clock=clock)
     root = common.out if common.out is not None else Path("runs")
-    finder = _Finder(flags.pid, flags.url, clock)
+    finder = _Finder(flags.pid, flags.url, flags.log, clock)
     actions = _Actions(flags, root, screen, keep or _capture(clock, screen.say), clock)
     loop = WatchLoop(finder, lambda target, emit: _observe(target, emit, clock), actions, _teller(screen, clock), clock=clock)
     exporter = Exporter(address, lambda: loop.state) if address is not None else None

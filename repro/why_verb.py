@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..clock import SYSTEM, Clock
-from ..errors import ReproError, UnavailableError
+from ..errors import ReproError, UnavailableError, UsageError
 from ..forensics.device_state import Unread
 from .console import Screen, printable
 from .serving.questions import Question
@@ -18,7 +20,7 @@ from .why_document import WhyBuild, WhyCause, WhyDeadline, WhyDocument, WhyRank,
 if TYPE_CHECKING:
     from .options import Common
 
-__all__ = ["document_of", "find_one", "next_steps", "run_why"]
+__all__ = ["document_of", "find_one", "next_steps", "run_why", "with_log"]
 
 #: An attach with everything around it takes so long at most, seconds (0.7 to 19 s were measured).
 ATTACH_S = 30.0
@@ -207,13 +209,22 @@ def _blind(seen: Look) -> Sequence[Unread]:
     return (*seen.unread, *(Unread(item.signal, item.why) for item in blind if item.why not in known))
 
 
-def run_why(named: str | None, common: Common, *, clock: Clock = SYSTEM) -> int:
+def with_log(target: ServerTarget, log: Path | None) -> ServerTarget:
+    """The target with the log that the user named, which may be away for a moment (rotation)."""
+    if log is None:
+        return target
+    return replace(target, log_path=log, unread=tuple(item for item in target.unread if not item.what.startswith("log of")))
+
+
+def run_why(named: str | None, common: Common, *, log: Path | None = None, clock: Clock = SYSTEM) -> int:
     """The verb. Exit status: 3 a hang, 0 fine (healthy, idle, starting), 4 it has ended, 5 not decided, or there is no server."""
+    if log is not None and not log.is_file():
+        raise UsageError(f"--log {str(log)[:200]}: there is no such file")
     screen = Screen(as_json=common.as_json, clock=clock)
     began = clock.monotonic()
     screen.progress("looking, without touching anything")
     try:
-        target = find_one(named, clock)
+        target = with_log(find_one(named, clock), log)
     except UnavailableError as error:
         document = WhyDocument(
             outcome="inconclusive", state="no server", exit_status=5, reasons=(str(error),),

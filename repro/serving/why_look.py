@@ -194,7 +194,7 @@ def look(
     if log is not None:
         tail, why = log.answer()
         unread += [why] if why is not None else []
-    else:
+    elif not any("log" in item.what for item in unread):
         unread.append(
             Unread("the log", "its file is not known", "The output goes to a terminal, a pipe or the journal: autopsy LOG")
         )

@@ -335,3 +335,14 @@ def test_out_keeps_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["why", "http://127.0.0.1:9", "--out", str(tmp_path / "o")]) == 5
     capsys.readouterr()
     jsonschema.validate(json.loads((tmp_path / "o" / "why.json").read_text()), schema_of("why"))
+
+
+def test_a_log_that_is_named_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("(EngineCore pid=1) ERROR 11-29 12:00:00 [core.py:1] EngineCore encountered a fatal error.\n")
+    assert main(["why", "http://127.0.0.1:9", "--log", str(log), "--json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert document["state"] == "ended"
+    assert "fatal error" in document["deadline"]["text"]
+    assert main(["why", "http://127.0.0.1:9", "--log", str(tmp_path / "none")]) == 2
+    assert main(["watch", "--url", "http://127.0.0.1:9", "--log", str(tmp_path / "none")]) == 2
