@@ -2,7 +2,7 @@
 
 It answers with the transcript of a real card (case b02) while launches are left; each write of a release count frees one launch.
 ``FAKE_GDB`` (JSON): ``launches``, and troubles ``kill`` (the process dies at the attach), ``refuse`` (ptrace is denied), ``die``
-(the debugger dies after its reading), ``ask`` (the last release is also asked of the agent's files of the process: a stand-in server goes on).
+(the debugger dies after its reading), ``ask`` (the last release is also asked of the process's agent: a stand-in server goes on).
 """
 
 from __future__ import annotations
