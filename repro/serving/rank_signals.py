@@ -16,7 +16,8 @@ __all__ = ["RingReader"]
 
 _MOST_FILES = 4096
 _MOST_RINGS = 1024
-_NEWEST = 16
+#: Slots of a ring that a look reads; all that can be open where none of the first has ended.
+_NEWEST, _MORE = 8, 80
 _LIST_S = 2.0
 
 
@@ -98,6 +99,8 @@ class RingReader:
     def _one(self, pid: int, path: Path) -> RankProgress:
         try:
             contents = read_newest(path, _NEWEST)
+            if contents.header.begun > _NEWEST and not any(step.finished for step in contents.steps):
+                contents = read_newest(path, _MORE)
         except EvidenceError as error:
             return RankProgress(pid=pid, at=self._clock.monotonic(), error=str(error))
         now = self._clock.monotonic()

@@ -236,6 +236,19 @@ def test_a_ring_that_goes_on_and_one_that_stands(writer: Any, tmp_path: Path) ->
     assert one.healthy_s == pytest.approx(0.01)
 
 
+def test_many_open_steps_are_all_seen(writer: Any, tmp_path: Path) -> None:
+    """A deep pipeline: the oldest of them is the one that counts."""
+    ring = writer.Ring(tmp_path, slots=256, rank=0, device=0, vllm="x", agent="1")
+    steps(ring, 30)
+    for _ in range(40):
+        step = ring.begin(1)
+        step.launch_ns = step.record_ns = time.monotonic_ns()
+        ring.write(step)
+    (one,) = RingReader(tmp_path).look()
+    assert one.unfinished == tuple(range(31, 71))
+    assert one.last_end_age_s is not None
+
+
 def test_a_released_hang_teaches_nothing(writer: Any, tmp_path: Path) -> None:
     ring = writer.Ring(tmp_path, slots=64, rank=0, device=0, vllm="x", agent="1")
     reader = RingReader(tmp_path)
