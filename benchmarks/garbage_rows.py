@@ -2,11 +2,11 @@
 
     PYTHONPATH=X/vl:X/site python benchmarks/garbage_rows.py --out DIR [--sanitizer /usr/local/cuda/bin/compute-sanitizer]
 
-vLLM's own two consumers, in its own order (bf16 path of the FLASHMLA_SPARSE backend): the kernel that turns a request's token
-indices into places in the KV cache, and the sparse attention that reads those places. Eight rows as in the wedge; row 6, the padding
-row, holds the worst: least and greatest int32, random bits, indices just past the block table, and plain garbage. Shown: every place
-is -1 or inside the cache; no error of the device; the other rows are bit for bit those of a run whose row 6 is all -1. With
-``--sanitizer`` the same once more under compute-sanitizer, in a child with a deadline.
+vLLM's own two consumers, in its own order (bf16 path of the FLASHMLA_SPARSE backend): the kernel that turns a request's
+token indices into places in the KV cache, and the sparse attention that reads those places. Eight rows as in the wedge; row
+6, the padding row, holds the worst: least and greatest int32, random bits, indices just past the block table, and plain
+garbage. Shown: every place is -1 or inside the cache; no error of the device; the other rows are bit for bit those of a run
+whose row 6 is all -1. With ``--sanitizer`` the same once more under compute-sanitizer, in a child with a deadline.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...clock import SYSTEM, Clock
 from ...errors import ReproError, UsageError
 from ...forensics.device_state import Unread
 from ..agent_ask import RowStates, ask_row_states
 from ..agent_show import AgentRank, read_agents
+from ..runread import read_timeline
 from .engine_flags import facts_of, parse_flags
 from .live_build import live_build, read_arguments
 from .records import Rank, ServerTarget
@@ -42,28 +42,19 @@ class UnwedgeLook:
 
 
 def api_pid_of_run(folder: Path) -> int:
-    """The pid of the server that a run of the server ground started, from its ``run.json``. UsageError: none is named there."""
+    """The pid of the server that a run started or found, from its timeline (``server`` lines). UsageError: none is named there."""
+    found: int | None = None
     try:
-        with (folder / "run.json").open("rb") as stream:
-            document = json.loads(stream.read(_MAX_CONFIG))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{folder}: run.json cannot be read: {error}") from None
-    found = _find(document, 0)
+        for line in read_timeline(folder):
+            if isinstance(line, dict) and line.get("kind") == "server":
+                pid = line.get("pid")
+                if isinstance(pid, int) and not isinstance(pid, bool) and 0 < pid < 1 << 31:
+                    found = pid
+    except (OSError, ReproError) as error:
+        raise UsageError(f"{folder}: no run directory whose timeline can be read: {error}") from None
     if found is None:
         raise UsageError(f"{folder} names no server process", help_text="Name the server itself: dsv4-repro unwedge PID")
     return found
-
-
-def _find(document: Any, depth: int) -> int | None:
-    if depth > 8:
-        return None
-    if isinstance(document, dict):
-        for key in ("api_pid", "server_pid"):
-            value = document.get(key)
-            if isinstance(value, int) and 0 < value < 1 << 31:
-                return value
-        return next((found for value in list(document.values())[:200] if (found := _find(value, depth + 1)) is not None), None)
-    return None
 
 
 def server_flags(target: ServerTarget, proc: Path = Path("/proc")) -> tuple[str, ...]:

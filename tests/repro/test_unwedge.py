@@ -155,11 +155,15 @@ def test_without_an_answer_of_the_agent_a_fresh_stall_is_not_proof(stand_in: Sta
 
 
 def test_a_run_names_its_server(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"server": {"api_pid": 4711}}))
-    assert api_pid_of_run(tmp_path) == 4711
-    (tmp_path / "run.json").write_text(json.dumps({"server": {"api_pid": "x"}}))
+    with pytest.raises(UsageError, match="no run directory"):
+        api_pid_of_run(tmp_path)
+    timeline = tmp_path / "timeline.jsonl"
+    timeline.write_text('{"kind": "server", "state": "ready", "pid": "x"}\n{"kind": "step", "pid": 9}\nnot json\n')
     with pytest.raises(UsageError, match="names no server process"):
         api_pid_of_run(tmp_path)
+    with timeline.open("a") as stream:
+        stream.write('{"kind": "server", "state": "ready", "pid": 4711}\n')
+    assert api_pid_of_run(tmp_path) == 4711
     with pytest.raises(UsageError, match="--via"):
         run_unwedge(None, Common(), via="luck")
 
