@@ -181,3 +181,12 @@ def test_progress_is_read_again_and_what_cannot_be_read_is_not_still() -> None:
     assert wait_for_recovery(5.0, lambda: EngineSample(0, generation_tokens=5.0), seconds=2, clock=clock).recovered is False
     one = wait_for_recovery(5.0, lambda: EngineSample(0, generation_tokens=9.0, running=3), seconds=2, clock=clock)
     assert one.recovered is False, "one step more is not a flow"
+
+
+def test_every_rank_is_released(stand_in: Start, tmp_path: Path, unwedge: Any) -> None:
+    with wedged(stand_in, tmp_path, tp=2) as (server, load):
+        status, document = unwedge(server, yes=True)
+        assert status == 0, document
+        assert len(document["ranks"]) == 2
+        assert "released" in {row["state"] for row in document["ranks"]}
+        assert load.sample().faults == {}
