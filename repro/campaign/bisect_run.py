@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from ...clock import SYSTEM, Clock
 from ...errors import KernelNotFoundError, ReproError, UnavailableError, UsageError
@@ -17,13 +20,13 @@ from ..drain_flags import parse_arch
 from ..drain_run import DEFAULT_ARCH
 from ..grounds import require_ground
 from .bisect import Answer, Bisection, Build, Step, bisect_builds, builds_in_folder, builds_of_index, releases_between
-from .cells import Cell
-from .session import TrialSession
+from .cells import Cell, TrialResult
+from .session import TrialSession, device_of
 
 if TYPE_CHECKING:
     from ..options import Common
 
-__all__ = ["BISECT_SCHEMA", "BisectFlags", "audit_probe", "hang_probe", "present_probe", "run_bisect", "run_git_step"]
+__all__ = ["BISECT_SCHEMA", "BisectFlags", "audit_probe", "hang_probe", "present_probe", "run_bisect", "run_git_step", "runnable"]
 
 BISECT_SCHEMA = "dsv4-repro/bisect/1"
 PREDICATES = ("hang", "audit", "present")
@@ -56,6 +59,25 @@ class BisectFlags:
     kernel: str | None = None
 
 
+def runnable(spec: str, sm: int, folder: Path) -> str:
+    """What a trial can run of a build: a wheel of an index by its address becomes its kernel's cubin in ``folder`` (read in ranges
+    where the server gives them), a ``file:`` address the path; all else as it is. KernelNotFoundError, DownloadError.
+    """
+    if spec.startswith("file:"):
+        return url2pathname(urlsplit(spec).path)
+    if not spec.startswith(("http://", "https://")):
+        return spec
+    from ...forensics.audit.targets import open_target
+
+    opened = open_target(spec, arch=sm)
+    if opened.kernels is None:
+        raise KernelNotFoundError(f"{spec.rsplit('/', 1)[-1]}: {opened.absent or 'no such kernel'}")
+    image = opened.kernels.pick(sm, 512, 4)
+    path = folder / f"{image.cubin_sha256[:16]}.cubin"
+    path.write_bytes(image.cubin)
+    return str(path)
+
+
 def hang_probe(cell: Cell, identity: str | None, trials: int, session: Callable[..., TrialSession] = TrialSession) -> Any:
     """Bad: hangs with ``identity`` (None: that of the first build seen to hang). Good: every trial reached the window and none
     hung.
@@ -66,9 +88,12 @@ def hang_probe(cell: Cell, identity: str | None, trials: int, session: Callable[
 
     def probe(build: Build) -> tuple[Answer, dict[str, Any]]:
         nonlocal wanted
-        results = []
+        results: list[TrialResult] = []
+        work = tempfile.TemporaryDirectory(prefix="dsv4-bisect-")
         try:
-            one = session(replace(cell, name=build.label, kernel=build.spec))
+            remote = build.spec.startswith(("http://", "https://"))
+            sm = device_of(cell)[0].sm if remote else 0
+            one = session(replace(cell, name=build.label, kernel=runnable(build.spec, sm, Path(work.name))))
             try:
                 for seed in range(trials):
                     results.append(one.trial(seed))
@@ -78,6 +103,8 @@ def hang_probe(cell: Cell, identity: str | None, trials: int, session: Callable[
                 one.close()
         except (KernelNotFoundError, UsageError) as error:
             return "skip", {"why": f"cannot run: {error}"[:500]}
+        finally:
+            work.cleanup()
         last = results[-1]
         detail = {"trials": [result.document() for result in results], "why": last.why[:500]}
         if last.kind == "clean":

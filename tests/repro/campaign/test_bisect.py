@@ -19,7 +19,7 @@ from dsv4_repro.errors import KernelNotFoundError, UsageError
 from dsv4_repro.kernels.build import builtin_image
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.campaign.bisect import Answer, Build, bisect_builds, builds_in_folder, builds_of_index, releases_between
-from dsv4_repro.repro.campaign.bisect_run import hang_probe
+from dsv4_repro.repro.campaign.bisect_run import hang_probe, runnable
 from dsv4_repro.repro.campaign.cells import Cell, TrialResult
 from dsv4_repro.repro.schemas import schema_of
 
@@ -96,6 +96,35 @@ def test_an_index_of_nightly_wheels_by_commit(tmp_path: Path) -> None:
     found = builds_of_index(tmp_path.as_uri())
     assert [build.label.split("+")[1] for build in found] == ["gaaaaaaa", "gbbbbbbb", "gccccccc"]
     assert all(build.spec.startswith("file:") for build in found)
+
+
+def test_a_wheel_by_its_address_is_run_as_its_kernels_cubin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = builtin_image("unguarded", 120)
+    asked: list[tuple[str, int]] = []
+
+    class Kernels:
+        def pick(self, sm: int, _top_k: int, _vec: int) -> Any:
+            return image
+
+    class Opened:
+        kernels: Any = Kernels()
+        absent = "none of it"
+
+    def opened(spec: str, *, arch: int) -> Opened:
+        asked.append((spec, arch))
+        return Opened()
+
+    monkeypatch.setattr("dsv4_repro.forensics.audit.targets.open_target", opened)
+    url = "https://wheels.example/vllm-0.28.0.dev1%2Bgaaaaaaa-cp38-abi3-manylinux1_x86_64.whl"
+    path = Path(runnable(url, 120, tmp_path))
+    assert (path.suffix, path.read_bytes()) == (".cubin", image.cubin)
+    answer, detail = hang_probe(Cell(name="", arch=120), None, 1)(Build("0.28.0.dev1+gaaaaaaa", url))
+    assert (answer, asked) == ("bad", [(url, 120)] * 2), detail
+    Opened.kernels = None
+    answer, detail = hang_probe(Cell(name="", arch=120), None, 1)(Build("later", url))
+    assert (answer, "none of it" in detail["why"]) == ("skip", True)
+    assert runnable("file:///a/vllm%2Bx.whl", 120, tmp_path) == "/a/vllm+x.whl"
+    assert runnable("vllm==0.27.1", 120, tmp_path) == "vllm==0.27.1"
 
 
 class Script:
