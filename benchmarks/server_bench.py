@@ -178,7 +178,7 @@ def _send(base_url: str, model: str, stream: Stream, seconds: float) -> None:
     try:
         body = {
             "model": model, "prompt": stream.prompt, "max_tokens": stream.max_tokens, "min_tokens": stream.max_tokens,
-            "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True, "seed": 1,
+            "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }  # fmt: skip
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -281,6 +281,20 @@ class Server:
             return response.status, response.read(4 << 20).decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             return None, f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+
+    def post(self, path: str, timeout: float = 10.0) -> int | None:
+        """Status of an empty POST; None: no answer."""
+        place = urllib.parse.urlsplit(self.base_url)
+        connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port or 80, timeout=timeout)
+        try:
+            connection.request("POST", path)
+            response = connection.getresponse()
+            response.read(1 << 16)
+            return response.status
+        except (OSError, http.client.HTTPException):
+            return None
         finally:
             connection.close()
 

@@ -111,6 +111,7 @@ class Bench:
             "DG_JIT_CACHE_DIR": f"{cache}/deep_gemm",
             "TRITON_CACHE_DIR": f"{cache}/triton", "CUDA_HOME": os.environ.get("CUDA_HOME", "/usr/local/cuda"),
             "DSV4_REPRO_AGENT": "1", "DSV4_REPRO_AGENT_DIR": str(self.agents), "DSV4_REPRO_PTRACE": "1",
+            "VLLM_SERVER_DEV_MODE": "1" if self.args.prefix_caching else "0",
             "DSV4_REPRO_RESCUE": "1" if kind == "rescue" else "0", "DSV4_REPRO_GUARD": "0",
         }  # fmt: skip
 
@@ -272,13 +273,15 @@ def follow(bench: Bench, drain: Drain) -> Drain:
 
 
 def part_outputs(bench: Bench) -> None:
-    """The same seed each time; with prefix caching the second run would read the first one's blocks, so each has its own server
-    state only where it is off."""
-    result: dict[str, Any] = {"prefix_caching": bench.args.prefix_caching, "rounds": []}
+    """The same seed each time. With prefix caching each run begins with an empty cache, and what goes on from it reads what that run
+    itself left there."""
+    result: dict[str, Any] = {"prefix_caching": bench.args.prefix_caching, "cache_resets": [], "rounds": []}
     for seed in range(7, 7 + bench.args.rounds):
         runs: dict[str, tuple[Drain, Drain]] = {}
         for name, guard in (("guarded", True), ("guarded again", True), ("rescued", False)):
             bench.control(guard=guard)
+            if bench.args.prefix_caching and bench.server is not None:
+                result["cache_resets"].append(bench.server.post("/reset_prefix_cache"))
             drain, facts = bench.drain(seed)
             if not drain.complete:
                 result["failed"] = f"{name}: {[stream.error for stream in drain.streams if stream.error]}"
