@@ -273,8 +273,8 @@ def follow(bench: Bench, drain: Drain) -> Drain:
 
 
 def part_outputs(bench: Bench) -> None:
-    """The same seed each time. With prefix caching each run begins with an empty cache, and what goes on from it reads what that run
-    itself left there."""
+    """The same seed each time. With prefix caching each run begins with an empty cache, and what goes on from it reads what
+    that run itself left there."""
     result: dict[str, Any] = {"prefix_caching": bench.args.prefix_caching, "cache_resets": [], "rounds": []}
     for seed in range(7, 7 + bench.args.rounds):
         runs: dict[str, tuple[Drain, Drain]] = {}
