@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..clock import SYSTEM, Deadline
 from ..errors import CubinError, DeadlineError, ToolMissingError
 from .elf import Buffer, read_elf
 
@@ -45,6 +46,8 @@ MAX_ENTRIES = 65_536
 MAX_CUBIN_BYTES = 256 << 20
 MAX_BATCH_BYTES = 1 << 30
 MAX_CHILD_BYTES = 8 << 30
+#: Entries that cannot be unpacked, after which a library is given up.
+MAX_FAILED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ def unpack(
     data: Buffer, entries: Sequence[FatbinEntry], *, path: str = "", folder: Path | None = None, deadline_s: float = 60.0
 ) -> list[bytes]:
     """The cubins of ``entries``, in order, all in memory. ``folder``: where temporary files go. See ``_unpack_to``."""
-    return [cubin for _, cubin in _unpack_each(data, entries, path, folder, deadline_s, lambda _: True)]
+    return [cubin for _, cubin in _unpack_each(data, entries, path, folder, Deadline(deadline_s, SYSTEM), lambda _: True)]
 
 
 def find_cubins(
@@ -175,26 +178,33 @@ def find_cubins(
     arch: Callable[[FatbinEntry], bool] | None = None,
     folder: Path | None = None,
     deadline_s: float = 120.0,
+    failed: list[str] | None = None,
 ) -> list[tuple[FatbinEntry, bytes]]:
     """The cubins in which ``needle`` (a piece of a mangled name) occurs, for every architecture that ``arch`` lets through.
 
-    First one cubin of each container is looked at, the smallest; then all wanted ones of the containers that have it. CubinError,
-    ToolMissingError, DeadlineError.
+    First one cubin of each container is looked at, the smallest; then all wanted ones of the containers that have it. What ``arch``
+    does not let through is never unpacked. ``failed``: is told each entry that cannot be unpacked, and the others are still found;
+    without it the first one is an error. CubinError, ToolMissingError, DeadlineError.
     """
-    cubins = [entry for entry in list_entries(data, path) if entry.kind == "cubin"]
-    smallest: dict[int, FatbinEntry] = {}
-    for entry in cubins:
-        kept = smallest.get(entry.container)
-        if kept is None or entry.size < kept.size:
-            smallest[entry.container] = entry
-    probes = list(smallest.values())
-    with_needle = _unpack_each(data, probes, path, folder, deadline_s, lambda raw: needle in raw)
-    containers = {entry.container for entry, _ in with_needle}
-    known = {entry.offset: raw for entry, raw in with_needle}
-    wanted = [entry for entry in cubins if entry.container in containers and (arch is None or arch(entry))]
+    cubins = [entry for entry in list_entries(data, path) if entry.kind == "cubin" and (arch is None or arch(entry))]
+    until = Deadline(deadline_s, SYSTEM)
+    left: dict[int, list[FatbinEntry]] = {}
+    for entry in sorted(cubins, key=lambda entry: -entry.size):
+        left.setdefault(entry.container, []).append(entry)
+    known: dict[int, bytes] = {}
+    containers: set[int] = set()
+    while left:
+        probes = [entries.pop() for entries in left.values()]
+        bad: list[int] = []
+        found = _unpack_each(data, probes, path, folder, until, lambda raw: needle in raw, failed, bad)
+        known.update((entry.offset, raw) for entry, raw in found)
+        containers.update(entry.container for entry, _ in found)
+        # A container whose probe could not be unpacked is asked by its next one.
+        left = {entry.container: left[entry.container] for entry in probes if entry.offset in bad and left[entry.container]}
+    wanted = [entry for entry in cubins if entry.container in containers]
     rest = [entry for entry in wanted if entry.offset not in known]
     known.update(
-        (entry.offset, raw) for entry, raw in _unpack_each(data, rest, path, folder, deadline_s, lambda raw: needle in raw)
+        (entry.offset, raw) for entry, raw in _unpack_each(data, rest, path, folder, until, lambda raw: needle in raw, failed)
     )
     return [(entry, known[entry.offset]) for entry in wanted if entry.offset in known]
 
@@ -204,30 +214,61 @@ def _unpack_each(
     entries: Sequence[FatbinEntry],
     path: str,
     folder: Path | None,
-    deadline_s: float,
+    until: Deadline,
     keep: Callable[[bytes], bool],
+    failed: list[str] | None = None,
+    bad: list[int] | None = None,
 ) -> list[tuple[FatbinEntry, bytes]]:
-    """Those of the unpacked ``entries`` that ``keep`` wants; one at a time is in memory besides them."""
+    """Those of the unpacked ``entries`` that ``keep`` wants; one at a time is in memory besides them.
+
+    ``failed``: as in ``find_cubins``; ``bad``: their offsets.
+    """
+    found: dict[int, bytes] = {}
+
+    def lost(entry: FatbinEntry, error: CubinError) -> None:
+        if failed is None or len(failed) >= MAX_FAILED:
+            raise error
+        said = f"{entry.label} of fat binary {entry.container}: {error}"[:300]
+        if said not in failed:
+            failed.append(said)
+        if bad is not None:
+            bad.append(entry.offset)
+
+    usable: list[FatbinEntry] = []
     for entry in entries:
         if entry.size > MAX_CUBIN_BYTES:
-            raise CubinError(f"a cubin of {entry.size} bytes, more than {MAX_CUBIN_BYTES >> 20} MiB", path=path, place=entry.label)
-    if sum(entry.size for entry in entries) > MAX_BATCH_BYTES:
+            text = f"a cubin of {entry.size} bytes, more than {MAX_CUBIN_BYTES >> 20} MiB"
+            lost(entry, CubinError(text, path=path, place=entry.label))
+        else:
+            usable.append(entry)
+    if sum(entry.size for entry in usable) > MAX_BATCH_BYTES:
         raise CubinError(f"more than {MAX_BATCH_BYTES >> 20} MiB of cubins", path=path)
-    plain = [entry for entry in entries if not entry.compression]
-    packed = [entry for entry in entries if entry.compression]
-    found: dict[int, bytes] = {}
-    for entry in plain:
-        raw = bytes(data[entry.offset + entry.payload_offset : entry.offset + entry.stored])
-        if keep(raw):
-            found[entry.offset] = raw
+    packed = [entry for entry in usable if entry.compression]
+    for entry in usable:
+        if not entry.compression:
+            raw = bytes(data[entry.offset + entry.payload_offset : entry.offset + entry.stored])
+            if keep(raw):
+                found[entry.offset] = raw
+
+    def take(part: Sequence[FatbinEntry]) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="dsv4-repro-", dir=folder) as name:
+                for entry, file in _run_cuobjdump(data, part, Path(name), path, max(until.remaining(), 0.01)):
+                    raw = file.read_bytes()
+                    if len(raw) != entry.size:
+                        raise CubinError(f"unpacked to {len(raw)} bytes, {entry.size} announced", path=path, place=entry.label)
+                    if keep(raw):
+                        found[entry.offset] = raw
+        except CubinError as error:
+            # cuobjdump gives nothing at all if one of its entries does not unpack: the bad one is found by halving.
+            if failed is None or len(part) == 1:
+                lost(part[0], error)
+                return
+            take(part[: len(part) // 2])
+            take(part[len(part) // 2 :])
+
     if packed:
-        with tempfile.TemporaryDirectory(prefix="dsv4-repro-", dir=folder) as name:
-            for entry, file in _run_cuobjdump(data, packed, Path(name), path, deadline_s):
-                raw = file.read_bytes()
-                if len(raw) != entry.size:
-                    raise CubinError(f"unpacked to {len(raw)} bytes, {entry.size} announced", path=path, place=entry.label)
-                if keep(raw):
-                    found[entry.offset] = raw
+        take(packed)
     return [(entry, found[entry.offset]) for entry in entries if entry.offset in found]
 
 

@@ -40,7 +40,8 @@ class Entry(BaseModel):
     ``source``: file name of the wheel or object. ``verified``: how its bytes were checked, in words. ``library``: the member with
     the kernel, ``cubins``: architecture label (``sm_90a``) to sha256 of the cubins; empty if no library has the kernel.
     ``searched``: the libraries that were looked at. ``names``: sha256 of the list of all members; ``members``: name to sha256 of
-    those kept.
+    those kept. ``labels``: of all code beside the kernel's, where only one architecture's was taken out. ``notes``: what could not
+    be read though the kernel was found.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -56,6 +57,8 @@ class Entry(BaseModel):
     searched: tuple[str, ...] = ()
     names: str | None = None
     members: dict[str, str] = {}
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def select(spec: str, *, sm: int, top_k: int, vec: int, progress: Progress | Non
     where = f"{found.source}, {found.library}" if found.library and found.library != found.source else found.source
     fit = f"code for sm_{sm}" if exact else f"no code for sm_{sm} itself; code for sm_{image.sm} is binary compatible and is taken"
     checked = f"; checked: {found.verified}" if found.verified and found.verified != "as given" else ""
-    return Selection(image, exact, f"{image.origin}: {fit}, from {where}{checked}", found.release)
+    lost = f"; {'; '.join(found.notes[:2])}"[:400] if found.notes else ""
+    return Selection(image, exact, f"{image.origin}: {fit}, from {where}{checked}{lost}", found.release)
 
 
 def _shipped(variant: str, sm: int, top_k: int, vec: int) -> KernelImage | None:

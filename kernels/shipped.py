@@ -16,11 +16,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ..errors import CubinError, DownloadError, KernelNotFoundError, OurFaultError
-from .cubin import find_topk_functions, kernel_images, read_cubin
-from .elf import EM_CUDA, is_elf, read_elf
-from .fatbin import FatbinEntry, find_cubins, list_entries, open_image
+from ..errors import CubinError, DeadlineError, DownloadError, KernelNotFoundError, OurFaultError
+from .cubin import kernel_images
+from .elf import is_elf
 from .image import KernelImage
+from .library_search import KERNEL, FoundCode, binary_compatible, carries_code, search_file, search_library
 from .ranged import Progress
 from .release_cache import Entry, ReleaseCache
 from .release_sources import release_members
@@ -38,16 +38,8 @@ from .wheels import WheelFile, is_zip
 
 __all__ = ["Progress", "ShippedKernels", "binary_compatible", "cached_kernels", "release_members", "shipped_kernels"]
 
-KERNEL = b"persistent_topk_kernel"
 #: Libraries of a wheel in which the kernel has been, newest first; others are looked at only in files that are on this machine.
 LIKELY_LIBRARIES = ("vllm/_C_stable_libtorch*.so", "vllm/_C.*so", "vllm/_C*.so")
-
-
-def binary_compatible(cubin_sm: int, arch_specific: bool, sm: int) -> bool:
-    """CUDA's rule (CUDA C++ Programming Guide, binary compatibility): same major, minor not newer; ``sm_90a`` only on 9.0."""
-    if arch_specific:
-        return cubin_sm == sm
-    return cubin_sm // 10 == sm // 10 and cubin_sm <= sm
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class ShippedKernels:
     """What one origin holds. ``origin``: as written after ``--kernel``. ``release``: vLLM version, where known.
 
     ``labels``: every architecture that the origin has the kernel for, also those that were not loaded. ``verified``: how the bytes
-    were checked. ``from_cache``: nothing was fetched.
+    were checked. ``from_cache``: nothing was fetched. ``notes``: what of the origin could not be read, though the kernel was found.
     """
 
     origin: str
@@ -68,6 +60,7 @@ class ShippedKernels:
     images: tuple[KernelImage, ...]
     arch_specific: frozenset[str] = frozenset()
     from_cache: bool = False
+    notes: tuple[str, ...] = ()
 
     def pick(self, sm: int, top_k: int, vec: int) -> KernelImage:
         """The instantiation for a GPU: of its own architecture, else the newest one that is binary compatible.
@@ -76,7 +69,13 @@ class ShippedKernels:
         """
         fitting = [image for image in self.images if self._fits(image, sm)]
         if not fitting:
-            raise KernelNotFoundError(f"{self.origin} has no machine code for sm_{sm}; it has {', '.join(self.labels) or 'none'}")
+            lost = f"; not read: {'; '.join(self.notes[:3])}"[:600] if self.notes else ""
+            have = ", ".join(self.labels) or "none"
+            raise KernelNotFoundError(
+                f"{self.origin} has no machine code for sm_{sm} that could be read; it has {have}{lost}"
+                if lost
+                else f"{self.origin} has no machine code for sm_{sm}; it has {have}"
+            )
         best = max(image.sm for image in fitting)
         of_best = [image for image in fitting if image.sm == best]
         wanted = [image for image in of_best if image.top_k == top_k and image.vec == vec]
@@ -142,10 +141,11 @@ def _load(origin: str, entry: Entry, arch: int | None, cache: ReleaseCache, from
         source=entry.source,
         library=entry.library,
         verified=entry.verified,
-        labels=tuple(entry.cubins),
+        labels=entry.labels or tuple(entry.cubins),
         images=tuple(images),
         arch_specific=frozenset(specific),
         from_cache=from_cache,
+        notes=entry.notes,
     )
 
 
@@ -177,27 +177,6 @@ def _require_kernel(origin: str, entry: Entry) -> None:
 # Libraries and cubins
 
 
-def _search_library(path: Path, name: str, folder: Path, *, strict: bool) -> dict[str, list[bytes]]:
-    """Cubins with the kernel in a shared object, by architecture label; empty if there is none.
-
-    Not ``strict``: an object that does not contain the kernel's name in the clear is passed over (the host side registers every
-    kernel by name, so one that could be launched from there has it).
-    """
-    found: dict[str, list[bytes]] = {}
-    with open_image(path) as data:
-        if not strict and data.find(KERNEL) < 0:  # type: ignore[union-attr]
-            return {}
-        for entry, raw in find_cubins(data, KERNEL, path=name, folder=folder):
-            if find_topk_functions(read_cubin(raw, f"{name} {entry.label}")):
-                found.setdefault(_label(entry, raw), []).append(raw)
-    return found
-
-
-def _label(entry: FatbinEntry, raw: bytes) -> str:
-    # A family-specific cubin (sm_100f) runs wherever a plain one of its number does.
-    return f"sm_{entry.sm}a" if entry.suffix == "a" else read_cubin(raw).label
-
-
 def _keep_all(found: dict[str, list[bytes]], cache: ReleaseCache) -> dict[str, tuple[str, ...]]:
     ordered = sorted(found, key=lambda label: (int("".join(filter(str.isdigit, label))), label))
     return {label: tuple(cache.keep(raw) for raw in found[label]) for label in ordered}
@@ -215,6 +194,7 @@ def _from_wheel(
         sorted((name for name in wheel.names if name.endswith(".so") and name not in likely), key=wheel.size) if everything else []
     )
     searched: list[str] = []
+    lost: list[str] = []
     entry = Entry(
         release=release,
         machine=opened.machine,
@@ -228,24 +208,31 @@ def _from_wheel(
         path = folder / "library.so"
         with path.open("wb") as stream:
             digest = wheel.extract(name, stream, what=f"{opened.source}: {name}")
-        found = _search_library(path, name, folder, strict=False) if path.stat().st_size else {}
-        searched.append(name if found or _carries_code(path, name) else f"{name} {_NO_CODE}")
-        path.unlink()
-        if found:
-            cubins = _keep_all(found, cache)
+        try:
+            found = search_library(path, name, folder, strict=False) if path.stat().st_size else FoundCode()
+        except (CubinError, DeadlineError) as error:  # it must not stop the search in the others
+            lost.append(str(error)[:500])
+            continue
+        finally:
+            bare = not carries_code(path, name)
+            path.unlink()
+        searched.append(f"{name} {_NO_CODE}" if bare and not found.cubins else name)
+        if found.cubins:
+            cubins = _keep_all(found.cubins, cache)
             return entry.model_copy(
-                update={"library": name, "library_sha256": digest, "cubins": cubins, "searched": tuple(searched)}
-            )
+                update={
+                    "library": name, "library_sha256": digest, "cubins": cubins, "searched": tuple(searched),
+                    "notes": (*lost, *found.notes),
+                }
+            )  # fmt: skip
+    _require_read(lost)
     return entry.model_copy(update={"searched": tuple(searched)})
 
 
-def _carries_code(path: Path, name: str) -> bool:
-    """Whether a library holds any GPU code at all; one that cannot be read does not show that the kernel is absent."""
-    try:
-        with open_image(path) as data:
-            return bool(list_entries(data, name))
-    except CubinError:
-        return False
+def _require_read(lost: Sequence[str]) -> None:
+    """Where nothing was found, what could not be read is the answer: it may hold the kernel."""
+    if lost:
+        raise CubinError(("; ".join(lost))[:1500])
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -311,21 +298,38 @@ def _sha256_of(path: Path) -> str:
 def _file(spec: str, path: Path, arch: int | None, cache: ReleaseCache) -> ShippedKernels:
     head = kernel_file_head(path)
     key = f"file:{_sha256_of(path)}"
-    known = cache.entries().get(key)
-    if known is not None and (known.cubins or known.searched):
-        _require_kernel(spec, known)
-        found = _load(spec, known, arch, cache, True)
-        if found is not None:
-            return found
+    found = _of_cache(spec, key, arch, cache)
+    if found is not None:
+        return found
     if is_zip(head):
         entry = _from_local_wheel(path, cache)
     elif is_elf(head) or head[:4] == b"\x50\xed\x55\xba":
-        entry = _from_local_object(path, cache)
+        key, entry = _from_local_object(path, key, arch, cache)
     else:
         raise CubinError(
             "neither a wheel (zip) nor an ELF file nor a fat binary", path=str(path), place=f"starts with {head[:8].hex()}"
         )
     return _finish(spec, key, entry, arch, cache)
+
+
+def _limited(key: str, arch: int | None) -> str:
+    """The key of what was found for one architecture alone."""
+    return key if arch is None else f"{key}@sm_{arch}"
+
+
+def _kept(key: str, arch: int | None, cache: ReleaseCache) -> Entry | None:
+    """What is known of a file, of all its code or of that for ``arch`` alone."""
+    entries = cache.entries()
+    known = (entries.get(name) for name in dict.fromkeys((key, _limited(key, arch))))
+    return next((entry for entry in known if entry is not None and (entry.cubins or entry.searched)), None)
+
+
+def _of_cache(spec: str, key: str, arch: int | None, cache: ReleaseCache) -> ShippedKernels | None:
+    known = _kept(key, arch, cache)
+    if known is None:
+        return None
+    _require_kernel(spec, known)
+    return _load(spec, known, arch, cache, True)
 
 
 def _from_local_wheel(path: Path, cache: ReleaseCache) -> Entry:
@@ -341,21 +345,22 @@ def _from_local_wheel(path: Path, cache: ReleaseCache) -> Entry:
         return _from_wheel(opened, Path(folder), cache, everything=True, release=release, members={})
 
 
-def _from_local_object(path: Path, cache: ReleaseCache) -> Entry:
-    with open_image(path) as data:
-        cubin = bytes(data[:4]) == b"\x7fELF" and read_elf(data, str(path)).machine == EM_CUDA
-        carries = cubin or bool(list_entries(data, str(path)))
-        raw = bytes(data) if cubin else b""
-    found: dict[str, list[bytes]] = {}
-    if cubin:
-        info = read_cubin(raw, str(path))
-        if find_topk_functions(info):
-            found[info.label] = [raw]
-    elif carries:
-        with cache.work_folder() as folder:
-            found = _search_library(path, path.name, Path(folder), strict=True)
-    what = path.name if cubin or carries else f"{path.name} {_NO_CODE}"
-    return Entry(source=path.name, verified="as given", library=path.name, cubins=_keep_all(found, cache), searched=(what,))
+def _from_local_object(path: Path, key: str, arch: int | None, cache: ReleaseCache) -> tuple[str, Entry]:
+    """What an object holds, and its key: for ``arch`` alone where it has the kernel for it, else of everything."""
+    with cache.work_folder() as folder:
+        found = search_file(path, Path(folder), arch)
+        what = path.name if found.carries else f"{path.name} {_NO_CODE}"
+        if arch is not None and not found.cubins:
+            try:  # it may have the kernel for others: the answer names them
+                found = search_file(path, Path(folder), None)
+                arch = None
+            except (CubinError, DeadlineError):
+                what = f"{path.name} (its code for sm_{arch}; other code in it cannot be read)"
+    entry = Entry(
+        source=path.name, verified="as given", library=path.name, cubins=_keep_all(found.cubins, cache), labels=found.labels,
+        searched=(what,), notes=found.notes,
+    )  # fmt: skip
+    return _limited(key, arch), entry
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -368,20 +373,29 @@ def _installed(arch: int | None, cache: ReleaseCache) -> ShippedKernels:
         {path for pattern in ("_C_stable_libtorch*.so", "_C*.so", "*.so") for path in folder.glob(pattern)}, key=_likely_first
     )
     looked: list[str] = []
+    lost: list[str] = []
     for library in libraries:
         looked.append(library.name)
-        key = f"file:{_sha256_of(library)}"
-        entry = cache.entries().get(key)
-        if entry is None or not (entry.cubins or entry.searched):
-            entry = _from_local_object(library, cache)
-            cache.put(key, entry)
+        try:
+            key = f"file:{_sha256_of(library)}"
+            entry = _kept(key, arch, cache)
+            if entry is None:
+                key, entry = _from_local_object(library, key, arch, cache)
+                cache.put(key, entry)
+        except (CubinError, DeadlineError) as error:  # it must not stop the search in the others
+            lost.append(str(error)[:500])
+            continue
         if entry.cubins:
             named = entry.model_copy(
-                update={"release": version, "source": f"installed vLLM {version}", "library": f"vllm/{library.name}"}
-            )
+                update={
+                    "release": version, "source": f"installed vLLM {version}", "library": f"vllm/{library.name}",
+                    "notes": (*lost, *entry.notes),
+                }
+            )  # fmt: skip
             found = _load("installed", named, arch, cache, False)
             if found is not None:
                 return found
+    _require_read(lost)
     raise KernelNotFoundError(f"the installed vLLM {version} has no {KERNEL.decode()} in {', '.join(looked) or 'any library'}")
 
 

@@ -103,17 +103,19 @@ def engine_kernel(
     if install.folder is None:
         return Unread(what, "no vLLM was found", "--python INTERPRETER")
     libraries = [*sorted(install.folder.glob("_C_stable_libtorch*.so")), *sorted(install.folder.glob("_C*.so"))]
-    why = f"{install.folder} holds no _C*.so"
+    lost: list[str] = []
     for library in dict.fromkeys(libraries):
         try:
             chosen = choose_kernel(str(library), sm, top_k, vec, progress=progress)
         except (ReproError, OSError) as error:
-            why = f"{library.name}: {error}"[:300]
+            lost.append(f"{library.name}: {error}"[:300])
             continue
+        if lost:
+            chosen = dataclasses.replace(chosen, note=f"{chosen.note}; not read: {'; '.join(lost)}"[:1200])
         if install.release is None or chosen.image.guarded is not None:
             return chosen
         _, guarded = guard_of_release(install.release)
         return dataclasses.replace(
             chosen, release=install.release, guarded=guarded, guard_source=f"table of releases, vLLM {install.release}"
         )
-    return Unread(what, why)
+    return Unread(what, "; ".join(lost)[:900] or f"{install.folder} holds no _C*.so")

@@ -132,3 +132,40 @@ def test_no_spoilt_object_gives_anything_but_a_typed_error(library: bytes, data:
     except ReproError:
         return
     assert all(0 <= entry.offset <= cut and entry.offset + entry.stored <= cut for entry in entries)
+
+
+def _spoilt(makers: Any, standin_cubin: Any, bad: set[str]) -> bytes:
+    """One container with the kernel for three architectures; the entries of ``bad`` are zeroes where their frame should be."""
+    entries = []
+    for sm in (80, 90, 120):
+        packed = makers.zstd(standin_cubin(f"sm_{sm}"))
+        entries.append(makers.entry(sm, b"\0" * len(packed) if f"sm_{sm}" in bad else packed, size=len(standin_cubin(f"sm_{sm}"))))
+    result: bytes = makers.fatbin([entries])
+    return result
+
+
+@pytest.mark.parametrize("bad", ["sm_80", "sm_90", "sm_120"])
+def test_an_entry_that_cannot_be_unpacked_costs_only_itself(makers: Any, standin_cubin: Any, bad: str) -> None:
+    raw = _spoilt(makers, standin_cubin, {bad})
+    failed: list[str] = []
+    found = find_cubins(raw, NEEDLE, failed=failed)
+    assert [entry.label for entry, _ in found] == [label for label in ("sm_80", "sm_90", "sm_120") if label != bad]
+    assert len(failed) == 1
+    assert failed[0].startswith(bad)
+    with pytest.raises(CubinError):
+        find_cubins(raw, NEEDLE)
+
+
+def test_what_is_not_wanted_is_never_unpacked(makers: Any, standin_cubin: Any) -> None:
+    raw = _spoilt(makers, standin_cubin, {"sm_80", "sm_120"})
+    assert [entry.label for entry, _ in find_cubins(raw, NEEDLE, arch=lambda entry: entry.sm == 90)] == ["sm_90"]
+
+
+def test_a_library_of_which_nothing_unpacks_ends(makers: Any, standin_cubin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = _spoilt(makers, standin_cubin, {"sm_80", "sm_90", "sm_120"})
+    failed: list[str] = []
+    assert find_cubins(raw, NEEDLE, failed=failed) == []
+    assert len(failed) == 3
+    monkeypatch.setattr(fatbin, "MAX_FAILED", 1)
+    with pytest.raises(CubinError):
+        find_cubins(raw, NEEDLE, failed=[])

@@ -429,6 +429,76 @@ def test_the_installed_vllm_is_read_without_importing_it(
     assert release_members("installed", ["vllm/indexer*.py"]) == {"vllm/indexer.py": b"x = 1\n"}
 
 
+def _installed(site: Path, libraries: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    package = site / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    for name, raw in libraries.items():
+        (package / name).write_bytes(raw)
+    info = site / "vllm-0.26.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n")
+    monkeypatch.syspath_prepend(str(site))
+
+
+def _unreadable(makers: Any, cubin: bytes, sm: int = 90) -> bytes:
+    """A library with the kernel's name and one entry that does not unpack."""
+    raw: bytes = makers.object(
+        {".nv_fatbin": makers.fatbin([[makers.entry(sm, b"\0" * 64, size=len(cubin))]]), ".rodata": b"persistent_topk_kernel"}
+    )
+    return raw
+
+
+def test_a_library_that_cannot_be_unpacked_does_not_stop_the_search_in_the_others(
+    library: bytes, makers: Any, standin_cubin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = _unreadable(makers, standin_cubin("sm_90"))
+    _installed(tmp_path / "site", {"_C_stable_libtorch.abi3.so": bad, "_C.abi3.so": library}, monkeypatch)
+    found = shipped_kernels("installed", arch=90)
+    assert found.library == "vllm/_C.abi3.so"
+    assert found.pick(90, 512, 4).sm == 90
+    assert any("_C_stable_libtorch" in note for note in found.notes)
+
+
+def test_where_the_kernel_was_not_found_what_could_not_be_read_is_the_answer(
+    makers: Any, standin_cubin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = _unreadable(makers, standin_cubin("sm_90"))
+    _installed(tmp_path / "site", {"_C_stable_libtorch.abi3.so": bad}, monkeypatch)
+    with pytest.raises(CubinError, match="could not be unpacked"):
+        shipped_kernels("installed", arch=90)
+    # Nothing of the failure is remembered as an absence.
+    with pytest.raises(CubinError, match="could not be unpacked"):
+        shipped_kernels("installed", arch=90)
+
+
+def test_code_for_other_gpus_that_cannot_be_read_is_no_matter(makers: Any, standin_cubin: Any, tmp_path: Path) -> None:
+    good = makers.zstd(standin_cubin("sm_90"))
+    entries = [
+        makers.entry(80, b"\0" * 64, size=4096),
+        makers.entry(90, good, size=len(standin_cubin("sm_90"))),
+    ]
+    file = tmp_path / "lib.so"
+    file.write_bytes(makers.object({".nv_fatbin": makers.fatbin([entries])}))
+    found = shipped_kernels(str(file), arch=90)
+    assert (found.labels, found.notes) == (("sm_80", "sm_90"), ())
+    assert found.pick(90, 512, 4).sm == 90
+    everything = shipped_kernels(str(file))
+    assert {image.sm for image in everything.images} == {90}
+    assert "could not be unpacked" in everything.notes[0]
+    assert everything.labels == ("sm_90",)
+    with pytest.raises(KernelNotFoundError, match="not read"):
+        everything.pick(80, 512, 4)
+
+
+def test_the_only_code_for_this_gpu_that_cannot_be_read_is_an_error(makers: Any, standin_cubin: Any, tmp_path: Path) -> None:
+    entries = [makers.entry(80, b"\0" * 64, size=4096), makers.entry(90, standin_cubin("sm_90"))]
+    file = tmp_path / "lib.so"
+    file.write_bytes(makers.object({".nv_fatbin": makers.fatbin([entries])}))
+    with pytest.raises(CubinError, match="sm_80"):
+        shipped_kernels(str(file), arch=80)
+
+
 def test_no_installed_vllm_is_said() -> None:
     try:
         from importlib import metadata

@@ -62,3 +62,12 @@ def test_a_folder_without_code_has_no_kernel(tmp_path: Path) -> None:
     kernel = engine_kernel(EngineInstall("python", folder=tmp_path), 90, 2048, 4)
     assert isinstance(kernel, Unread)
     assert "_C.abi3.so" in kernel.why
+
+
+def test_every_library_that_could_not_be_read_is_named(tmp_path: Path) -> None:
+    for name in ("_C.abi3.so", "_C_stable_libtorch.abi3.so"):
+        (tmp_path / name).write_bytes(b"\x7fELF nothing")
+    kernel = engine_kernel(EngineInstall("python", folder=tmp_path), 90, 2048, 4)
+    assert isinstance(kernel, Unread)
+    assert "_C.abi3.so" in kernel.why
+    assert "_C_stable_libtorch.abi3.so" in kernel.why
