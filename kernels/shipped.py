@@ -71,11 +71,7 @@ class ShippedKernels:
         if not fitting:
             lost = f"; not read: {'; '.join(self.notes[:3])}"[:600] if self.notes else ""
             have = ", ".join(self.labels) or "none"
-            raise KernelNotFoundError(
-                f"{self.origin} has no machine code for sm_{sm} that could be read; it has {have}{lost}"
-                if lost
-                else f"{self.origin} has no machine code for sm_{sm}; it has {have}"
-            )
+            raise KernelNotFoundError(f"{self.origin} has no machine code for sm_{sm}; it has {have}{lost}")
         best = max(image.sm for image in fitting)
         of_best = [image for image in fitting if image.sm == best]
         wanted = [image for image in of_best if image.top_k == top_k and image.vec == vec]
