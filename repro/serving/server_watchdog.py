@@ -45,6 +45,7 @@ class ServerWatchdog:
         self._end_reasons: list[str] = []
         self._signs_since: float | None = None
         self._answered = 0.0
+        self._told = 0.0
 
     @property
     def movement(self) -> Movement:
@@ -188,6 +189,7 @@ class ServerWatchdog:
 
     def _starting(self, snapshot: Snapshot) -> Assessment:
         movement, limits, log = self._movement, self.limits, snapshot.log
+        self._told = movement.now
         if log is not None and log.last_line_age_s is not None:
             written = log.at - log.last_line_age_s
             if self._log_line is None or written > self._log_line + 0.5:
@@ -300,9 +302,36 @@ class ServerWatchdog:
                 f"neither /health nor /metrics has answered for {movement.now - self._answered:.0f} s, and no process is seen here"
             )
             return self._say(snapshot, "suspect", [*reasons, said], signs, live)
+        if unknown := self._unknown(snapshot, demand, host or logged):
+            return self._say(snapshot, "suspect", [*reasons, unknown], signs, live)
         if not demand:
             return self._say(snapshot, "healthy", [*reasons, "idle: no request in hand"], signs, live)
         return self._judge_silence(snapshot, still_s, by, engine_still, host, logged, reasons, signs, live)
+
+    def _unknown(self, snapshot: Snapshot, demand: bool, works: str) -> str:
+        """Why it may be called neither healthy nor hung: nothing tells whether it moves, or cards stand while it says idle."""
+        movement, limits = self._movement, self.limits
+        stats = movement.stats
+        told = (
+            (snapshot.engine is not None and not snapshot.engine.error)
+            or any(not one.error for one in snapshot.progress)
+            or (snapshot.load is not None and snapshot.load.open > 0)
+            or (stats is not None and movement.now - stats.moved < 15.0)
+        )
+        if told:
+            self._told = movement.now
+        live = [track for track in self._tracks.values() if track.newest is not None and not track.newest.others]
+        spin = min((track.spin_s() for track in live), default=0.0)
+        graded = bool(live) and len(live) == len(self._tracks) and all(track.grade()[0] == "strong" for track in live)
+        words = "; ".join(device_words(track.newest) for track in live if track.newest)
+        stands = f"a kernel has been resident for {spin:.0f} s and moves no memory ({words})" if graded and spin > 1.0 else ""
+        silent = movement.now - self._told
+        if silent >= limits.unknown_s:
+            said = f"nothing has told for {silent:.0f} s whether it moves: no counter, no recorder, no stats line"
+            return f"{said}; {stands}" if stands else said
+        if stands and not demand and not works and spin >= limits.unknown_s:
+            return f"it says that it has no request in hand, and {stands}"
+        return ""
 
     def _tokens_go_on(self) -> bool:
         """Tokens were seen moving a moment ago, and well after every ring stood (a scrape may come a second or two late)."""

@@ -87,6 +87,8 @@ class WatchLimits:
     working_s: float = 120.0
     #: Tokens that stand while the scheduler turns (preemptions, cache usage).
     thrash_s: float = 60.0
+    #: Nothing tells whether the server moves, or its cards spin while it says that it is idle: not called healthy after so long.
+    unknown_s: float = 10.0
     #: Recovery: this many movements over at least so long.
     recover_moves: int = 3
     recover_s: float = 1.5

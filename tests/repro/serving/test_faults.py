@@ -76,8 +76,16 @@ class Run:
 
     def readable(self) -> str:
         """The run directory can be opened and its timeline read; its state."""
-        assert isinstance(list(read_timeline(self.folder)), list)
+        assert self.timeline()
         return open_run(self.folder).run.state
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """The lines of its timeline, all of them readable."""
+        found = []
+        for line in read_timeline(self.folder):
+            assert isinstance(line, dict), line
+            found.append(line)
+        return found
 
 
 @dataclass
@@ -152,7 +160,7 @@ def test_a_wedge_is_found_whatever_its_windows_do(run: Start, spoilt: tuple[str,
         assert one.document["outcome"] == "hang"
         assert one.document["verdict"]["cause"] == "peer-left"
         assert one.left() == []
-        hung = next(line for line in read_timeline(one.folder) if line["kind"] == "hung")
+        hung = next(line for line in one.timeline() if line["kind"] == "hung")
         assert hung["detail"]["stood_still_s"] <= 5.0, how
 
 
@@ -272,5 +280,5 @@ def test_after_kill_9_at_any_point_the_doctor_cleans_up(run: Start) -> None:
     for one in runs:
         assert one.left() == []
         assert one.readable() == "running"
-    hung = [line["kind"] for line in read_timeline(runs[3].folder)]
+    hung = [line["kind"] for line in runs[3].timeline()]
     assert "hung" in hung

@@ -108,6 +108,20 @@ def test_a_stall_of_the_host_alone_is_suspect_and_never_hung(played: ModuleType,
         assert last.reasons
 
 
+@pytest.mark.parametrize("hang", ["wedge, gauge says 0", "wedge, metrics gone"])
+def test_a_wedge_that_cards_alone_show_is_never_called_healthy(played: ModuleType, hang: str) -> None:
+    """Without a recorder, and with counters that are gone or say idle: not shown to be a hang, and not healthy either."""
+    scene, _ = played.HANGS[hang]
+    last = None
+    watchdog = ServerWatchdog()
+    for look in played.play([played.Scene("serving", 60), scene], every=0.5, recorder=False):
+        last = watchdog.observe(look.snapshot)
+        assert last.state != "hung"
+    assert last is not None
+    assert last.state == "suspect"
+    assert "a kernel has been resident for 60 s" in " ".join(last.reasons)
+
+
 # -- stand-ins ----------------------------------------------------------------------------------------------------
 
 #: No hang, each for some seconds at once: switches, switches put on while it is watched, output lengths.
