@@ -99,6 +99,16 @@ class RelativeWorkload(DeviceWorkload):
         grid = (plan.rows, CLUSTER, 1)
         self._driver.launch(self._function, grid, THREADS_PER_CTA, plan.dynamic_smem, params.pack(), self._stream)
 
+    def _describe(self, size: CapturedSize) -> dict[str, Any]:
+        if not self._setup.extra.get("cooperative"):
+            return super()._describe(size)
+        # Its parameter is shorter than the persistent kernel's, and its grid has two dimensions: nothing of it is compared.
+        plan = size.plan
+        return {
+            "rows": plan.rows, "kernel_nodes": self._setup.layers, "launched": [], "differences": [], "row_states": self._workspace,
+            "state_bytes": plan.state_bytes, "groups": plan.groups,
+        }  # fmt: skip
+
     def prepare(self) -> dict[str, Any]:
         facts = super().prepare()
         leave = int(self._setup.extra.get("leave", 0))

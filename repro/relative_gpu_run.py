@@ -152,13 +152,16 @@ def run_gpu_row(
             return grounds[-1]
 
         try:
+            dump = options.dump and min(plan.grid, plan.resident_cap) <= DUMPED_CTAS
+            # After a debugger a second child would have to be hung for the dump, and the first one's kernel holds all slots.
+            attach = options.cuda_gdb and not (dump and what.leave)
             request = gpu_request(
                 what, image, device, ordinal=options.ordinal, seed=options.seed, folder=store.evidence_subfolder("launch"),
-                options={"share": options.share, "dump": options.dump, "cuda_gdb": options.cuda_gdb},
+                options={"share": options.share, "dump": dump, "cuda_gdb": attach},
             )  # fmt: skip
             settings = RunSettings(
                 trials=options.trials,
-                allow_dump=options.dump and min(plan.grid, plan.resident_cap) <= DUMPED_CTAS,
+                allow_dump=dump,
                 unwedge=options.unwedge,
                 timeout_s=options.timeout_s,
                 window=frozenset({0}),

@@ -63,10 +63,18 @@ def plan_changes(flags: PlanFlags, seed: int | None) -> dict[str, Any]:
 
 
 def chosen_ground(on: str | None) -> tuple[str, str]:
-    """(ground, why). The server ground is refused here until it can run trials. UsageError, UnavailableError."""
+    """(ground, why). Trials of a server take minutes each and are not made here: it is never chosen, and refused where it is asked
+    for. UsageError, UnavailableError.
+    """
     from ..machine import probe_machine
 
-    ground, why = choose_ground(on, grounds_here(probe_machine(version=lambda _argv: None)))
+    if on == "server":
+        raise UsageError(
+            "--on server: campaigns make their trials on the gpu or the cpu ground",
+            help_text="A rate on a server: dsv4-repro run drain --on server --trials N (a fix: the same with the repaired build)",
+        )
+    here = grounds_here(probe_machine(version=lambda _argv: None))
+    ground, why = choose_ground(on, {**here, "server": "no trials of a campaign"})
     require_ground(ground)
     return ground, why
 

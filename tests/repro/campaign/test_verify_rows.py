@@ -11,6 +11,7 @@ import pytest
 
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.campaign.verify_rows import judged_row, outcome_of_rows, rows_table, said_of
+from dsv4_repro.repro.campaign.verify_run import chosen_ground
 from dsv4_repro.repro.schemas import schema_of
 from dsv4_repro.scenarios.launches import Row
 from dsv4_repro.scenarios.registry import scenario
@@ -102,6 +103,13 @@ def test_a_kernel_of_the_users_is_a_row(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_cannot_be_verified(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", *words, "--on", "cpu"]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_server_is_never_chosen_for_trials(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("DSV4_REPRO_MODEL", "some/model")
+    assert chosen_ground(None)[0] in ("gpu", "cpu")
+    assert main(["verify", "drain", "--on", "server"]) == 2
+    assert "--trials N" in capsys.readouterr().err
 
 
 def test_the_other_documents_obey_their_schemas(capsys: pytest.CaptureFixture[str]) -> None:
