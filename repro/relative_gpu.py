@@ -43,12 +43,23 @@ _COOPERATIVE_CHUNK = 50_000
 Register = Callable[[str, Path, Literal["measured", "interpreted", "reported"]], Any]
 
 
-def slots_of(case: TopKCase, image: KernelImage, device: DeviceDescription) -> int:
-    """CTAs of this launch that the card holds at once, reckoned."""
-    per_sm = resident_ctas_per_sm(
-        device, dynamic_smem=case.dynamic_smem, registers=image.registers, static_smem=image.static_smem
-    )  # fmt: skip
+def slots_of(case: TopKCase, image: KernelImage, device: DeviceDescription, dynamic_smem: int | None = None) -> int:
+    """CTAs of this launch that the card holds at once, reckoned. ``dynamic_smem``: bytes, None for the case's own."""
+    smem = case.dynamic_smem if dynamic_smem is None else dynamic_smem
+    per_sm = resident_ctas_per_sm(device, dynamic_smem=smem, registers=image.registers, static_smem=image.static_smem)
     return per_sm * device.num_sms
+
+
+def _smem_of(what: Launch, image: KernelImage, device: DeviceDescription) -> int:
+    """Dynamic shared memory of the launch, bytes. Where another kernel holds slots, as much as leaves room for no CTA more than the
+    threads do: then a holder of one warp takes a slot too, and a dump of hundreds of holders stays small.
+    """
+    case = what.case
+    if not what.leave:
+        return case.dynamic_smem
+    per_sm = max(slots_of(case, image, device) // device.num_sms, 1)
+    share = device.smem_per_sm // per_sm - device.reserved_smem_per_cta - image.static_smem
+    return max(min(share // 128 * 128, device.smem_optin - image.static_smem), case.dynamic_smem)
 
 
 def on_device(what: Launch, image: KernelImage, device: DeviceDescription) -> Launch:
@@ -65,10 +76,11 @@ def on_device(what: Launch, image: KernelImage, device: DeviceDescription) -> La
 
 def launch_plan(what: Launch, image: KernelImage, device: DeviceDescription) -> LaunchPlan:
     """The row's launch as the GPU ground wants it; nothing of it is a release's own arithmetic."""
-    case, cap = what.case, slots_of(what.case, image, device)
+    case, smem = what.case, _smem_of(what, image, device)
+    cap = slots_of(case, image, device, smem)
     return LaunchPlan(
         rows=len(case.lengths), stride=case.stride, top_k=case.k, vec=case.vec, chunk_size=case.chunk_size,
-        ctas_per_group=case.ctas_per_group, groups=case.groups, grid=case.grid, dynamic_smem=case.dynamic_smem,
+        ctas_per_group=case.ctas_per_group, groups=case.groups, grid=case.grid, dynamic_smem=smem,
         max_seq_len=case.max_seq_len, smem_budget=device.smem_optin, occupancy=cap // max(device.num_sms, 1),
         num_sms=device.num_sms, resident_cap=cap, path="persistent", oversubscribed=case.grid > cap, refusal="",
         release="a row of a scenario",

@@ -181,6 +181,17 @@ def test_cooperative_topk_is_launched_as_clusters(monkeypatch: pytest.MonkeyPatc
     assert 190 << 10 < seen["case"].dynamic_smem < 227 << 10
 
 
+def test_holders_of_one_warp_take_a_slot_each_by_their_shared_memory() -> None:
+    """The launch is limited by threads; with another kernel beside it, by shared memory, to as many CTAs."""
+    plain, held = row_on_gpu(row_of("oversubscribe", "four-slots")), row_on_gpu(row_of("oversubscribe", "slots-held"))
+    for device in (H200, device_named("RTX PRO 6000 Blackwell")):
+        one, other = (launch_plan(on_device(what, image("plain"), device), image("plain"), device) for what in (plain, held))
+        assert one.resident_cap == other.resident_cap
+        per_sm = other.resident_cap // device.num_sms
+        taken = other.dynamic_smem + device.reserved_smem_per_cta
+        assert per_sm * taken <= device.smem_per_sm < (per_sm + 1) * taken
+
+
 def test_rows_of_the_cpu_alone_are_refused() -> None:
     with pytest.raises(UsageError, match="cpu ground only"):
         row_on_gpu(row_of("oversubscribe", "three-slots"))
