@@ -24,11 +24,7 @@ SCENARIO = Scenario(
     fixes=(Fix("release", "all five are repaired by the same change", upstream="vLLM #51538 (0.28.0)"),),
     upstream=("vllm#51538", "vllm#51042", "flashinfer#4380"),
     example="dsv4-repro show others-51538",
-    notes=(
-        "Seen beside them: captured outputs freed before a replay reads them; draft sampling that shares random-number counters "
-        "with the sampler. Neither was looked into here.",
-        "That illegal lengths trigger the histogram ring is a row of its own: dsv4-repro run histogram-ring.",
-    ),
+    notes=("That illegal lengths trigger the histogram ring is a row of its own: dsv4-repro run histogram-ring.",),
     not_reproduced=(
         ("SWA index width of non-causal drafts", "the shipped metadata builder of 0.27.1 and 0.28.0 with torch, and a DSpark "
         "draft config"),
@@ -44,6 +40,15 @@ SCENARIO = Scenario(
             "a missing (heads, top_k) instance found at start",
             "FlashInfer's instance table for the user's heads, tensor-parallel size and top_k (flashinfer #4380 plans a "
             "query for it)",
+        ),
+        (
+            "captured outputs freed before a replay reads them (seen beside them)",
+            "torch with CUDA graphs on a GPU: an output of the captured pool whose last reference goes before the replay, and both "
+            "releases' runners; what is read then depends on who was given the memory since",
+        ),
+        (
+            "draft sampling that shares random-number counters with the sampler (seen beside them)",
+            "both releases' samplers with torch and Triton, and enough samples of draft and target for a test of independence",
         ),
     ),
 )  # fmt: skip

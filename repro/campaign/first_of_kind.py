@@ -26,10 +26,9 @@ def captured_run(cell: Cell, seed: int, folder: Path) -> Path:
     plan_file = folder.parent / f"{folder.name}-plan.json"
     plan_file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(plan_file, json.dumps(cell.drain(seed).document(), indent=1).encode(), mode=0o644)
-    schedule = cell.schedule if cell.schedule in ("smallest-pc", "random") else "random"
     flags = RunFlags(
         on=cell.ground, kernel=cell.kernel, arch=f"sm_{cell.arch}" if cell.arch is not None else None, device=cell.device,
-        sms=cell.sms, slots_per_sm=cell.slots_per_sm, schedule=schedule, producer=cell.producer, share=cell.share,
+        sms=cell.sms, slots_per_sm=cell.slots_per_sm, schedule=cell.schedule, producer=cell.producer, share=cell.share,
     )  # fmt: skip
     screen = Screen(stdout=io.StringIO(), stderr=io.StringIO())  # the hunt's own screen is on
     job = job_of(Common(seed=seed), PlanFlags(plan=plan_file), flags, screen)
