@@ -207,6 +207,9 @@ def _one_ring(one: RankProgress, movement: Movement, tracks: dict[str, DeviceTra
     if not one.unfinished or one.unfinished_age_s is None or standing is None:
         return
     deadline = deadline_of(one, limits)
+    if one.graph_mode != "full" and not any(track.newest is not None for track in tracks.values()):
+        # A long prefill and a wedge look the same to the recorder; no card tells them apart.
+        deadline = max(deadline, limits.eager_blind_s)
     if one.unfinished_age_s < deadline or standing.still_s < limits.ring_still_s or standing.looks < limits.least_looks:
         return
     shape = "" if one.requests is None else f", {one.requests} requests"

@@ -38,6 +38,8 @@ class WatchLimits:
     eager_unknown_s: float = 15.0
     step_factor: float = 8.0
     eager_factor: float = 20.0
+    #: The same where no card can be read: silences of tens of seconds that ended by themselves were reported (qwen38#107).
+    eager_blind_s: float = 60.0
     step_ceiling_s: float = 60.0
     #: The rings must be seen unchanged for so long, in at least ``least_looks`` looks, also when the clock jumped.
     ring_still_s: float = 1.0
