@@ -9,6 +9,8 @@ no hang; without a sign from the device the state stays suspect, and the answer 
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +88,7 @@ class ServerGround:
         self._captured: tuple[Path, Sequence[CaptureOutcome]] | None = None
         self._last: tuple[Snapshot, Assessment] | None = None
         self._left: list[Any] = []
+        self._signals: list[signal.Signals] = []
 
     # -- set-up --------------------------------------------------------------------------------------------------------------
 
@@ -98,6 +101,7 @@ class ServerGround:
             raise UsageError("the server ground needs a model or a server: --model PATH, --model dummy, or --url http://HOST:PORT")
         self._emit = emit
         self._request = request
+        self._heed_signals()
         took = self._start_own(self._setup) if self._setup.url is None else self._take_running(self._setup.url)
         assert self._target is not None
         from .serving.observer import Observer
@@ -124,6 +128,18 @@ class ServerGround:
             "unread": [dataclasses.asdict(item) for item in target.unread],
         }
         return Ready(f"{target.base_url} ({whose}), {ranks or 'no worker was recognised'}; ready after {took:.0f} s", environment)
+
+    def _heed_signals(self) -> None:
+        """SIGTERM and SIGHUP end the run as Ctrl-C does: a server that outlives us would keep its GPUs."""
+
+        def interrupt(_number: int, _frame: Any) -> None:
+            raise KeyboardInterrupt
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:  # nohup's SIGHUP stays ignored
+                    self._signals.append(number)
+                    signal.signal(number, interrupt)
 
     def bound(self, deadline: Deadline) -> None:
         """When the whole run has to be over."""
@@ -425,6 +441,13 @@ class ServerGround:
 
     def close(self) -> CloseOutcome:
         """End the load, the observer, and the server if it is ours. Safe at any time and more than once."""
+        try:
+            return self._close()
+        finally:
+            while self._signals:
+                signal.signal(self._signals.pop(), signal.SIG_DFL)
+
+    def _close(self) -> CloseOutcome:
         problems: list[BaseException] = []
         for stop in (self._stop_load, self._stop_observer):
             try:

@@ -91,7 +91,8 @@ def _controls(facts: ServerFacts) -> list[str]:
         )
         said.append(f"this release's {what}, so no hang was expected")
     if facts.rescue and (count := _releases(facts.agent_folder)):
-        said.append(f"{count} waits of the known kind were released from inside: without the rescue this drain would have hung")
+        waits = "1 wait of the known kind was" if count == 1 else f"{count} waits of the known kind were"
+        said.append(f"{waits} released from inside: without the rescue this drain would have hung")
     return said
 
 

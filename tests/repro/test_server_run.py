@@ -242,12 +242,20 @@ def _until(process: subprocess.Popen[bytes], folder: Path, words: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("moment", ['"state":"starting"', '"kind":"ready"', '"state":"hung"'])
-def test_ctrl_c_at_any_point_leaves_nobody_behind(tmp_path: Path, plan: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ('"state":"starting"', signal.SIGINT),
+        ('"kind":"ready"', signal.SIGINT),
+        ('"state":"hung"', signal.SIGINT),
+        ('"kind":"load"', signal.SIGTERM),
+    ],
+)
+def test_ctrl_c_at_any_point_leaves_nobody_behind(tmp_path: Path, plan: Path, moment: str, number: signal.Signals) -> None:
     process, folder = _begin(tmp_path, plan, "step_ms=4 wedge=3 load_s=0.6")
     with process:
         _until(process, folder, moment)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(40) == 130
     assert not _left(folder)
     assert open_run(folder).run.state == "interrupted"
