@@ -10,7 +10,15 @@ from ..forensics.device_state import DeviceState, GridState, Unread
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
 from .ground import CaptureOutcome
 
-__all__ = ["all_unread", "counter_of_row_states", "merge_states", "richness", "standing_counter", "standing_counters"]
+__all__ = [
+    "all_unread",
+    "counter_of_row_states",
+    "merge_states",
+    "only_counter",
+    "richness",
+    "standing_counter",
+    "standing_counters",
+]
 
 
 def _grid_richness(grid: GridState) -> int:
@@ -66,10 +74,18 @@ def counter_of_row_states(captures: Sequence[CaptureOutcome], ctas_per_group: in
         found = standing_counter(capture.facts, ctas_per_group)
         if found is not None:
             return found
-        base, arrivals = capture.facts.get("address"), capture.facts.get("arrivals")
-        if isinstance(base, int) and isinstance(arrivals, list) and len(arrivals) == 1 and capture.facts.get("unchanged"):
-            return base + ARRIVAL_COUNTER_OFFSET
+        found = only_counter(capture.facts)
+        if found is not None:
+            return found
     return None
+
+
+def only_counter(facts: Mapping[str, Any]) -> int | None:
+    """Address of the counter of a launch of one group, whatever it holds; None where there are more, or the words still changed."""
+    base, listed = facts.get("address"), facts.get("arrivals", facts.get("groups"))
+    if not isinstance(base, int) or not isinstance(listed, list) or len(listed) != 1 or facts.get("unchanged") is False:
+        return None
+    return base + ARRIVAL_COUNTER_OFFSET
 
 
 def standing_counters(facts: Mapping[str, Any], ctas_per_group: int) -> list[tuple[int, int]]:

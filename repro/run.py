@@ -21,7 +21,7 @@ from ..forensics.records import Diagnosis, Evidence, Outcome
 from ..kernels.abi import RELEASE_COUNT
 from ..scenarios.drain import DecodeStep
 from .bounds import bounds_of
-from .captured import all_unread, counter_of_row_states, merge_states, standing_counter
+from .captured import all_unread, counter_of_row_states, merge_states, only_counter, standing_counter
 from .ground import CaptureOutcome, CloseOutcome, Ground, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .run_records import TrialCounts
 from .runstore import RunStore
@@ -370,6 +370,7 @@ class _Run:
             self.store.emit("row states", **seen)
             launch = self.request.launches.get(step.graph_rows)
             address = standing_counter(seen, launch.ctas_per_group) if launch is not None else None
+            address = only_counter(seen) if address is None else address
         if self.settings.unwedge and self._experiment(ground, address).retired:
             return
         self.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from dsv4_repro.kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
-from dsv4_repro.repro.captured import counter_of_row_states
+from dsv4_repro.repro.captured import counter_of_row_states, only_counter
 from dsv4_repro.repro.ground import CaptureOutcome
 
 
@@ -13,6 +13,14 @@ def seen(arrivals: list[int], **facts: object) -> CaptureOutcome:
 
 def test_the_one_counter_in_the_middle_of_a_barrier() -> None:
     assert counter_of_row_states([seen([0, 12, 24, 1])], 2) == 0x7000 + 3 * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET
+
+
+def test_a_launch_of_one_group_waits_at_its_counter_whatever_it_holds() -> None:
+    assert counter_of_row_states([seen([0])], 2) == 0x7000 + ARRIVAL_COUNTER_OFFSET
+    assert only_counter({"address": 0x7000, "groups": [{"arrival": 0}]}) == 0x7000 + ARRIVAL_COUNTER_OFFSET
+    assert only_counter({"address": 0x7000, "groups": [{"arrival": 0}], "unchanged": False}) is None
+    assert only_counter({"address": 0x7000, "groups": [{}, {}]}) is None
+    assert only_counter({}) is None
 
 
 @pytest.mark.parametrize(
