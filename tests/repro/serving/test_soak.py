@@ -1,6 +1,6 @@
-"""No false alarm on what is no hang, and each hang within its limit: the watchdog over played days, the observer over stand-ins.
+"""No false alarm on what is no hang, and each hang within its limit: the watchdog over played hours, the observer over stand-ins.
 
-The stand-ins and played days are test doubles; what they show is how the watchdog judges, not how a GPU behaves. The week is in
+The stand-ins and played hours are test doubles; what they show is how the watchdog judges, not how a GPU behaves. The week is in
 benchmarks/watch_soak.py.
 """
 
@@ -58,20 +58,21 @@ SOURCES: dict[str, dict[str, Any]] = {
     "no recorder": {"recorder": False, "nvml": True},
     "two ranks": {"recorder": True, "nvml": True, "ranks": 2},
     "two ranks, no recorder": {"recorder": False, "nvml": True, "ranks": 2},
+    "recorder, no cards": {"recorder": True, "nvml": False},
     "nothing but HTTP and log": {"recorder": False, "nvml": False},
 }
 
 
 @pytest.mark.parametrize("name", list(SOURCES))
 @pytest.mark.parametrize("seed", [1, 2])
-def test_half_a_day_without_a_hang_gives_no_alarm(played: ModuleType, name: str, seed: int) -> None:
+def test_hours_without_a_hang_gives_no_alarm(played: ModuleType, name: str, seed: int) -> None:
     watchdog, looks, alarms = ServerWatchdog(), 0, Counter[str]()
-    for look in played.play(played.week(12 * 3600, seed), **SOURCES[name]):
+    for look in played.play(played.week(6 * 3600, seed), **SOURCES[name]):
         state = watchdog.observe(look.snapshot).state
         looks += 1
         if state == "hung" or (state in ("crashed", "exited") and look.scene.alive):
             alarms[f"{state} in {look.scene.name}"] += 1
-    assert looks > 30_000
+    assert looks > 15_000
     assert alarms == {}
 
 
