@@ -334,6 +334,31 @@ def part_process(args: argparse.Namespace, folder: Path, limit: Deadline) -> dic
     return found
 
 
+def autopsied(target: Path, limit: Deadline) -> dict[str, Any]:
+    words = [sys.executable, "-m", "dsv4_repro.repro", "autopsy", str(target), "--json"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=max(limit.remaining(), 20.0))
+        document = json.loads(done.stdout)
+    except (ValueError, subprocess.TimeoutExpired) as error:
+        return {"error": f"{type(error).__name__}: {error}"[:600]}
+    return {"status": done.returncode, **document.get("verdict", {"error": document.get("message")})}
+
+
+def one_text(case: Path, folder: Path) -> Path:
+    """What was collected, under headings that name the rank, as people paste it."""
+    parts = []
+    for path in sorted(case.iterdir()):
+        rank = next((number for number in "01" if path.name.startswith(f"rank{number}-")), None)
+        if path.suffix != ".txt" and "ras" not in path.name:
+            continue
+        kind = "cuda-gdb" if "gdb" in path.name else "py-spy" if "stacks" in path.name else "ncclras"
+        heading = f"{kind} rank {rank}" if rank is not None else f"{kind}: {path.name}"
+        parts.append(f"=== {heading} ===\n{path.read_text(errors='replace')}\n")
+    target = folder / "case.txt"
+    target.write_text("\n".join(parts), encoding="utf-8")
+    return target
+
+
 def part_nccl(args: argparse.Namespace, folder: Path, limit: Deadline) -> dict[str, Any]:
     """Rank 0 held by the barrier, rank 1 in NCCL's all-reduce."""
     found: dict[str, Any] = {}
@@ -362,20 +387,14 @@ def part_nccl(args: argparse.Namespace, folder: Path, limit: Deadline) -> dict[s
             if seen is not None and seen.state is not None:
                 states[rank] = seen.state
                 found[f"rank{rank}"]["verdict"] = verdict_of(diagnose_state(seen.state, ground="process", hung=True))
-        done = subprocess.run(
-            [sys.executable, "-m", "dsv4_repro.repro", "autopsy", str(case), "--json"], capture_output=True, text=True, check=False,
-            timeout=max(limit.remaining(), 20.0),
-        )  # fmt: skip
-        try:
-            document = json.loads(done.stdout)
-            found["autopsy"] = {"status": done.returncode, **document.get("verdict", {"error": document.get("message")})}
-        except ValueError:
-            found["autopsy"] = {"status": done.returncode, "error": done.stderr[-600:]}
+        found["autopsy"] = autopsied(case, limit)
+        found["autopsy_of_one_text"] = autopsied(one_text(case, folder), limit)
     finally:
         children.end()
-    verdict = found.get("autopsy", {})
+    verdicts = [found.get(key, {}) for key in ("autopsy", "autopsy_of_one_text")]
     blamed = found.get("rank1", {}).get("verdict", {}).get("class")
-    found["as_expected"] = verdict.get("class") == "gpu-spin-barrier" and blamed != "gpu-spin-barrier"
+    named = [verdict.get("class") for verdict in verdicts]
+    found["as_expected"] = "gpu-spin-barrier" in named and "gpu-crossrank-spin" not in named and blamed != "gpu-spin-barrier"
     return found
 
 
