@@ -9,8 +9,6 @@ no hang; without a sign from the device the state stays suspect, and the answer 
 from __future__ import annotations
 
 import dataclasses
-import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from ..scenarios.drain import DecodeStep
 from .console import printable
 from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .serving.drain_windows import DrainWindows
+from .serving.interrupts import Interrupts
 from .serving.records import Assessment, LoadSample, ServerTarget, Snapshot
 from .serving.server_diagnosis import ServerFacts, clean_drain, judge_server
 
@@ -88,7 +87,7 @@ class ServerGround:
         self._captured: tuple[Path, Sequence[CaptureOutcome]] | None = None
         self._last: tuple[Snapshot, Assessment] | None = None
         self._left: list[Any] = []
-        self._signals: list[signal.Signals] = []
+        self._interrupts = Interrupts()
 
     # -- set-up --------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +100,7 @@ class ServerGround:
             raise UsageError("the server ground needs a model or a server: --model PATH, --model dummy, or --url http://HOST:PORT")
         self._emit = emit
         self._request = request
-        self._heed_signals()
+        self._interrupts.install()  # a server that outlives us would keep its GPUs
         took = self._start_own(self._setup) if self._setup.url is None else self._take_running(self._setup.url)
         assert self._target is not None
         from .serving.observer import Observer
@@ -129,18 +128,6 @@ class ServerGround:
         }
         return Ready(f"{target.base_url} ({whose}), {ranks or 'no worker was recognised'}; ready after {took:.0f} s", environment)
 
-    def _heed_signals(self) -> None:
-        """SIGTERM and SIGHUP end the run as Ctrl-C does: a server that outlives us would keep its GPUs."""
-
-        def interrupt(_number: int, _frame: Any) -> None:
-            raise KeyboardInterrupt
-
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is signal.SIG_DFL:  # nohup's SIGHUP stays ignored
-                    self._signals.append(number)
-                    signal.signal(number, interrupt)
-
     def bound(self, deadline: Deadline) -> None:
         """When the whole run has to be over."""
         self._deadline = deadline
@@ -162,6 +149,7 @@ class ServerGround:
 
         def on_phase(now: str, waits_for: str, seconds: float) -> None:
             nonlocal phase
+            self._interrupts.check()
             if now != phase:
                 phase = now
                 self._emit("server", state=now, waits_for=waits_for, seconds=round(seconds, 2))
@@ -217,6 +205,7 @@ class ServerGround:
         assert self._load is not None
         last = step is self._request.steps[-1]
         while True:
+            self._interrupts.check()
             outcome = self._ended(step, began) or self._stands(step, began)
             if outcome is not None:
                 return outcome
@@ -358,6 +347,7 @@ class ServerGround:
 
         assert self._target is not None
         assert self._setup is not None
+        self._interrupts.check()
         captures = capture_server(
             self._target,
             folder,
@@ -441,11 +431,11 @@ class ServerGround:
 
     def close(self) -> CloseOutcome:
         """End the load, the observer, and the server if it is ours. Safe at any time and more than once."""
+        self._interrupts.raised()
         try:
             return self._close()
         finally:
-            while self._signals:
-                signal.signal(self._signals.pop(), signal.SIG_DFL)
+            self._interrupts.restore()
 
     def _close(self) -> CloseOutcome:
         problems: list[BaseException] = []

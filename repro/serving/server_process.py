@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ...clock import SYSTEM, Clock, Deadline
@@ -21,6 +20,7 @@ from ..ground import CloseOutcome
 from ..leftovers import RUN_VARIABLE
 from .completions import CompletionOutcome, complete_once
 from .gpu_holders import GpuHolders, gpu_holders
+from .interrupts import interrupts_held
 from .process_tree import ProcessTree
 from .recipe import LaunchSpec
 from .records import ServerTarget
@@ -69,7 +69,7 @@ class ServerProcess:
         """Start it. ServerError if the interpreter cannot be run or the log cannot be written."""
         spec = self.spec
         try:
-            with spec.log_path.open("ab") as log, _interrupt_held():
+            with spec.log_path.open("ab") as log, interrupts_held():
                 self._process = subprocess.Popen(
                     spec.argv,
                     stdin=subprocess.DEVNULL,
@@ -232,23 +232,6 @@ class ServerProcess:
             if until.expired:
                 return False, f"NVML still shows {sorted(held)} on a GPU"
             self._clock.sleep(0.2)
-
-
-@contextlib.contextmanager
-def _interrupt_held() -> Iterator[None]:
-    """Ctrl-C waits until the block is over: between the fork and the return of Popen nobody would know the new process. A handler
-    is held, no signal mask: the child would inherit that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def _how(status: int) -> str:
