@@ -36,3 +36,14 @@ extern "C" __global__ void cross_rank_all_reduce(u32* mine, const u32* peer, u32
     }
     __syncthreads();
 }
+
+// Reads as a sparse attention kernel does: of each row of `indices` (width words, a CTA a row) every entry that is not -1 is a row of
+// `kv` (64 floats); their sum goes into out[row]. Entries are trusted: one that is no row of kv is read all the same.
+extern "C" __global__ void sparse_row_reader(const int* indices, const float* kv, float* out, u32 width) {
+    float sum = 0.0f;
+    for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+        const long long index = indices[static_cast<unsigned long long>(blockIdx.x) * width + column];
+        if (index != -1) sum += kv[index * 64];
+    }
+    atomicAdd(out + blockIdx.x, sum);
+}
