@@ -240,7 +240,7 @@ def part_minimise(arguments: Any) -> dict[str, Any]:
             return -1, time.monotonic() - began, f"no end within {timeout:g} s"
         return done.returncode, time.monotonic() - began, (done.stdout + done.stderr)[-1500:]
 
-    cases = [("driver", arguments.kernel, [])]
+    cases: list[tuple[str, str, list[str]]] = [("driver", arguments.kernel, [])]
     if arguments.library:
         cases.append(("op", arguments.op_kernel, ["0", arguments.library]))
     for name, kernel, more in cases:
