@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...clock import SYSTEM, Clock
 from ...errors import UsageError
-from ...scenarios.launches import Launch, Row
+from ...scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row
 from ...scenarios.registry import Scenario
 from ..atomic import write_atomic
 from ..bounds import bounds_of
@@ -34,6 +34,11 @@ __all__ = ["ROWS_SCHEMA", "judged_row", "rows_table", "run_verify_rows", "said_o
 ROWS_SCHEMA = "dsv4-repro/verify-rows/1"
 _STATUS = {"clean": 0, "hang": 3, "other": 4, "inconclusive": 5}
 _RANDOM = ("random", "priority")
+#: What is said instead of a rate where a row is launched once.
+_ONCE = {
+    Launch: "one order of execution", CrossRank: "one order of execution", CooperativeLaunch: "interpreted once",
+    IndexWorkspace: "executed once", HostLaunch: "computed", DrainBatches: "computed",
+}  # fmt: skip
 
 
 def with_launches(row: Row, launches: int) -> Row:
@@ -51,8 +56,8 @@ def judged_row(document: Mapping[str, Any], row: Row, needed: int) -> dict[str, 
     found, expected = document["found"], document["expected"]
     launches = int(document["launches"])
     bad = sum(count["launches"] for count in document["counts"] if count["class"] != "not-hung")
-    single = isinstance(row.what, Launch) and row.what.schedule not in _RANDOM and document.get("device") is None
-    fixed_order = single or not isinstance(row.what, Launch)
+    drawn = isinstance(row.what, Launch) and row.what.schedule in _RANDOM
+    fixed_order = document.get("device") is None and not drawn
     if not row.fixed:
         word = "SHOWN" if document["as_expected"] else "NOT SHOWN" if found["class"] == "not-hung" else "OTHER"
     elif bad:
@@ -61,8 +66,8 @@ def judged_row(document: Mapping[str, Any], row: Row, needed: int) -> dict[str, 
         word = "CLEAN" if fixed_order or launches >= needed else "OPEN"
     bounds = [] if fixed_order else [bound.model_dump() | {"of": "launch"} for bound in bounds_of(bad, launches, CONFIDENCE)]
     counted = bound_words(bad, launches).replace("windows", "launches")
-    rate = "one order of execution" if single else "computed" if fixed_order else counted
-    kernel = document["kernel"] if isinstance(row.what, Launch) else "-"
+    rate = _ONCE[type(row.what)] if fixed_order else counted
+    kernel = "-" if isinstance(row.what, HostLaunch | DrainBatches) else document["kernel"]
     return {**document, "kernel": kernel, "bad": bad, "word": word, "rate": rate, "bounds": bounds, "expected": expected}
 
 
@@ -124,7 +129,7 @@ def outcome_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 def _rows_of(entry: Scenario, kernels: Sequence[str]) -> tuple[Row, ...]:
     """The scenario's rows, and for each kernel of the user's the first defect's launch with that code (expected: what it shows)."""
     rows = entry.variants()
-    defect = next((row for row in rows if not row.fixed and isinstance(row.what, Launch)), None)
+    defect = next((row for row in rows if not row.fixed and not isinstance(row.what, HostLaunch | DrainBatches)), None)
     if kernels and defect is None:
         raise UsageError(f"verify {entry.name}: none of its rows launches a kernel: --kernel does not apply")
     more = [

@@ -60,6 +60,18 @@ def test_one_fixed_order_on_the_cpu_is_no_rate_and_on_a_card_it_is() -> None:
     assert (card["word"], len(card["bounds"])) == ("OPEN", 1)
 
 
+def test_a_computed_row_says_so_and_names_no_kernel() -> None:
+    row = row_of("oversubscribe", "refused")
+    found = judged_row(document(row, bad=1, good=0), row, 44)
+    assert (found["word"], found["rate"], found["kernel"], found["bounds"]) == ("SHOWN", "computed", "-", [])
+    held = row_of("crossrank", "held-by-a-barrier")
+    found = judged_row(document(held, bad=1, good=0), held, 44)
+    assert (found["rate"], found["kernel"]) == ("one order of execution", "builtin:unguarded")
+    cluster = row_of("cooperative", "clamped-in-the-kernel-0.28.0")
+    assert judged_row(document(cluster, bad=0, good=1), cluster, 44)["word"] == "CLEAN"
+    assert judged_row(document(cluster, bad=0, good=20, device="H200"), cluster, 44)["word"] == "OPEN"
+
+
 def test_what_the_rows_say_together() -> None:
     shown = judged_row(document(DEFECT, bad=3, good=9), DEFECT, 44)
     clean = judged_row(document(FIX, bad=0, good=44), FIX, 44)
