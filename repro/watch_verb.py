@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import UnavailableError, UsageError
+from ..errors import ReproError, UnavailableError, UsageError
 from ..forensics.collect.process_table import start_ticks
 from ..forensics.records import Diagnosis, Evidence
 from .console import Screen, printable
@@ -144,10 +145,17 @@ class _Actions:
         self.last: tuple[Path, Diagnosis] | None = None
 
     def __call__(self, hang: Hang) -> str:
-        from .serving.hang_run import keep_hang
+        from .serving.hang_run import diagnosis_of_samples, keep_hang
 
         words = ["dsv4-repro", "watch"]
-        store, diagnosis = keep_hang(hang, self._root, self._keep, attach=self._flags.attach, command=words, clock=self._clock)
+        try:
+            store, diagnosis = keep_hang(hang, self._root, self._keep, attach=self._flags.attach, command=words, clock=self._clock)
+        except ReproError:
+            # Nobody is to sleep on because a disk is full: command and message go out with what the watchdog itself knows.
+            known = diagnosis_of_samples(hang, clock=self._clock)
+            self._start_command(hang, None, known)
+            self._start_message(hang, known)
+            raise
         self.last = (store.path, diagnosis)
         verdict = diagnosis.verdict
         name = f"{verdict.class_}{' / ' + verdict.cause if verdict.cause else ''}"
@@ -161,7 +169,7 @@ class _Actions:
             self._screen.say(f"removed {path} (--keep {self._flags.keep}, --max-mb {self._flags.max_mb})")
         return str(store.path)
 
-    def _start_command(self, hang: Hang, run: Path, diagnosis: Diagnosis) -> None:
+    def _start_command(self, hang: Hang, run: Path | None, diagnosis: Diagnosis) -> None:
         if self._flags.on_hang is None:
             return
         if self._command is not None and self._command.running:
@@ -169,7 +177,7 @@ class _Actions:
             self._command.stop()
         verdict = diagnosis.verdict
         environment = {
-            "DSV4_REPRO_RUN": str(run),
+            "DSV4_REPRO_RUN": str(run or ""),
             "DSV4_REPRO_OUTCOME": diagnosis.outcome,
             "DSV4_REPRO_CLASS": verdict.class_,
             "DSV4_REPRO_CAUSE": verdict.cause or "",
@@ -179,9 +187,10 @@ class _Actions:
             "DSV4_REPRO_SERVER_URL": hang.target.base_url or "",
             "DSV4_REPRO_HANG_NUMBER": str(hang.number),
         }
-        self._command = HangCommand(
-            self._flags.on_hang, environment, run / "on-hang.log", timeout_s=self._flags.on_hang_timeout_s, clock=self._clock
-        )
+        # Without a run directory there is no place for its output.
+        output = (run or Path(os.devnull)) / "on-hang.log"
+        limit = self._flags.on_hang_timeout_s
+        self._command = HangCommand(self._flags.on_hang, environment, output, timeout_s=limit, clock=self._clock)
 
     def _start_message(self, hang: Hang, diagnosis: Diagnosis) -> None:
         if self._flags.webhook is None:

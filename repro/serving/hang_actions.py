@@ -15,7 +15,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -67,15 +67,24 @@ class HangCommand:
         stream: IO[bytes] | None = self._process.stdout
         assert stream is not None
         kept = dropped = 0
-        with stream, suppress(OSError, ValueError):
-            fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb", buffering=0) as into:
-                while piece := stream.read1(1 << 16):  # type: ignore[attr-defined]
-                    take = piece[: OUTPUT_BYTES - kept]
-                    into.write(take)
-                    kept += len(take)
-                    dropped += len(piece) - len(take)
-                if dropped:
+        with ExitStack() as closing, suppress(ValueError):
+            closing.enter_context(stream)
+            into: IO[bytes] | None = None
+            with suppress(OSError):
+                fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                into = closing.enter_context(os.fdopen(fd, "wb", buffering=0))
+            while piece := stream.read1(1 << 16):  # type: ignore[attr-defined]
+                take = piece[: OUTPUT_BYTES - kept]
+                kept += len(take)
+                dropped += len(piece) - len(take)
+                if into is not None and take:
+                    try:
+                        into.write(take)
+                    except OSError:
+                        # A full disk: the output is lost, and the command must not end of a broken pipe.
+                        into = None
+            if dropped and into is not None:
+                with suppress(OSError):
                     into.write(f"\n[{dropped} more bytes were dropped]\n".encode())
 
     def _watch(self) -> None:

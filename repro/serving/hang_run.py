@@ -22,7 +22,7 @@ from .live_evidence import evidence_text
 from .watch_loop import Hang
 from .why_look import deadline_of
 
-__all__ = ["Keep", "keep_hang"]
+__all__ = ["Keep", "diagnosis_of_samples", "keep_hang"]
 
 #: Captures into the store and judges; None where no verdict could be reached.
 Keep = Callable[[Hang, RunStore, bool], Diagnosis | None]
@@ -65,14 +65,12 @@ def keep_hang(
             found = keep(hang, store, attach)
         except ReproError as error:
             unread.append(Unread("the capture", str(error), error.help_text))
-        except (OSError, ValueError, LookupError, RuntimeError, TypeError) as error:
+        except Exception as error:
             # A defect of the capture must not cost the samples and the report.
             unread.append(
                 Unread("the capture", f"{type(error).__name__}: {error}"[:300], "Please report this with the run directory.")
             )
-        diagnosis = found if found is not None else _from_samples(hang, clock)
-        if found is None:
-            diagnosis = _as_hang(diagnosis, hang)
+        diagnosis = found if found is not None else diagnosis_of_samples(hang, clock=clock)
         extra: dict[str, Any] = {"deadline": {"text": deadline.text, "remaining_s": deadline.remaining_s, "known": deadline.known}}
         diagnosis = completed(diagnosis, unread=unread, **extra)
         store.write_diagnosis(diagnosis.document())
@@ -92,6 +90,11 @@ def keep_hang(
         )
         write_reports(reports_of(source), store.path)
     return store, diagnosis
+
+
+def diagnosis_of_samples(hang: Hang, *, clock: Clock = SYSTEM) -> Diagnosis:
+    """What the watchdog's own samples say of the hang: all there is where no evidence could be taken or kept."""
+    return _as_hang(_from_samples(hang, clock), hang)
 
 
 def _as_hang(diagnosis: Diagnosis, hang: Hang) -> Diagnosis:

@@ -282,3 +282,27 @@ def test_after_kill_9_at_any_point_the_doctor_cleans_up(run: Start) -> None:
         assert one.readable() == "running"
     hung = [line["kind"] for line in runs[3].timeline()]
     assert "hung" in hung
+
+
+def test_a_watch_that_cannot_keep_evidence_still_calls_for_help(stand_in: Any, tmp_path: Path) -> None:
+    """Where its run directory should be is a file; the command writes more than a pipe holds before it does its work."""
+    fired = tmp_path / "fired"
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "watch").write_text("in the way")
+    with stand_in(wedge=3, agent=True, step_ms=4) as server:
+        clients = server.drain()
+        try:
+            server.wait_state(wedged=True)
+            command = f'head -c 300000 /dev/zero; echo "$DSV4_REPRO_OUTCOME [$DSV4_REPRO_RUN]" > {fired}'
+            done = subprocess.run(
+                [sys.executable, "-m", "dsv4_repro.repro", "watch", "--url", server.base_url, "--once", "--listen", "off",
+                 "--out", str(tmp_path / "runs"), "--on-hang", command],
+                capture_output=True, text=True, timeout=90,
+            )  # fmt: skip
+        finally:
+            for client in clients:
+                client.kill()
+                client.wait()
+    assert done.returncode == 3, done.stderr
+    assert "could not be kept" in done.stdout + done.stderr
+    assert fired.read_text() == "hang []\n"
