@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .agent_chain import agent_links, agent_step, stronger
 from .citations import EvidenceIds, finding_row
 from .classify import Classification, classify
 from .earlier import read_earlier, with_earlier
@@ -32,6 +33,8 @@ from .records import (
     Window,
     outcome_of,
 )
+from .rules.agent_view import AgentRank
+from .rules.agents import overdue
 from .rules.device import full_judgements, resident_judgements
 from .rules.view import View
 from .signature import Match, match_signatures
@@ -220,7 +223,19 @@ class _Document:
             sentence = f"{sentence} {_forecast_sentence(self.forecast[1])}"
         return sentence
 
+    def _agent(self) -> AgentRank | None:
+        """The worker whose agent tells most of the stand-still: one with the wait first."""
+        late = [one for one in self.view.agents if one.wait is not None or overdue(one)]
+        return next((one for one in late if one.wait is not None), late[0] if late else None)
+
     def _window(self) -> Window:
+        held = self._agent()
+        step = agent_step(held) if held is not None else None
+        if step is not None:
+            return Window(
+                live_requests=step.live_requests, rows=step.rows, graph_rows=step.graph_rows, padded_requests=step.padded_requests,
+                reached=None if step.padded_requests is None else step.padded_requests > 0,
+            )  # fmt: skip
         if self.forecast is None:
             return Window()
         f = self.forecast[1]
@@ -250,8 +265,9 @@ class _Document:
 
     def _chain(self, facts: DeviceFacts | None, judged: Any) -> tuple[ChainLink, ...]:
         """The full judgement's links, with what the log adds to the upper ones. Only for barriers, and for a predicted trigger."""
+        held = self._agent()
         if self.result.class_ not in ("gpu-spin-barrier", "gpu-kernel-stuck", "unknown") or (
-            judged is None and self.forecast is None
+            judged is None and self.forecast is None and held is None
         ):
             return ()
         host, host_ids = self._host_sentence()
@@ -282,8 +298,10 @@ class _Document:
             links["graph-padding"] = ChainLink(link="graph-padding", status="inferred" if f.assumed else "computed", text=text)
         if host:
             links["host"] = ChainLink(link="host", status="measured", text=host, evidence=host_ids)
-        order = ("drain", "mtp", "graph-padding", "producer", "compression", "dispatch", "disagreement", "barrier", "host")
-        return tuple(links[name] for name in order if name in links)
+        added = agent_links(held, self.ids.of_all) if held is not None else {}
+        if judged is None and self.result.class_ != "gpu-spin-barrier":
+            added = {name: link for name, link in added.items() if name in ("drain", "mtp", "graph-padding")}
+        return tuple(stronger(links, added).values())
 
 
 def _group(number: int, size: int, resident: set[int], total: int, cause: str | None) -> LedgerGroup:
@@ -329,5 +347,7 @@ def _identity(view: View, result: Classification) -> str | None:
     elif result.class_.startswith("collective"):
         key = next((op for q in view.case.ras for c in q.comms for op, g in c.groups.items() if len({n for _, n in g}) > 1), "")
     elif result.class_ in ("gpu-kernel-stuck", "gpu-crossrank-spin", "gpu-barrier-intra-block", "gpu-spin-barrier"):
-        key = next((k.name.split("<")[0].split("(")[0] for d in view.devices for k in d.kernels or ()), "")
+        names = [k.name.split("<")[0].split("(")[0] for d in view.devices for k in d.kernels or ()]
+        names += ["persistent_topk_kernel" for one in view.agents if one.wait is not None]
+        key = next(iter(names), "")
     return hashlib.sha256("|".join((result.class_, result.cause or "", key)).encode()).hexdigest()[:12]

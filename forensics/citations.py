@@ -24,7 +24,7 @@ class EvidenceIds:
                 continue
             name = f"e{len(self.records) + 1}"
             interpreted = any(d.ref.source == part.path and d.origin == "interpreted" for d in case.devices)
-            measured = "GPU core dump" in part.kinds
+            measured = bool({"GPU core dump", "agent ring", "agent"} & set(part.kinds))
             origin = "interpreted" if interpreted else "measured" if measured else "reported"
             self.records.append(
                 Evidence.model_validate(

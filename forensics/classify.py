@@ -12,6 +12,7 @@ from typing import Literal, cast
 from .evidence.casefile import CaseFile
 from .evidence.recognised import nothing_recognised
 from .records import CLASSES
+from .rules.agents import rule_agent_step, rule_agent_wait
 from .rules.alive import rule_worker_dead
 from .rules.base import Finding, Rule, run_rules
 from .rules.collectives import rule_collective_stuck, rule_counts, rule_opposing_stacks
@@ -62,6 +63,8 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("collective-stuck", "collective-stuck", rule_collective_stuck),
     ("device-judged", "gpu-spin-barrier", rule_device_judged),
     ("device-barrier", "gpu-spin-barrier", rule_device_barrier),
+    ("agent-row-states", "gpu-spin-barrier", rule_agent_wait),
+    ("agent-recorder", "gpu-kernel-stuck", rule_agent_step),
     ("crossrank", "gpu-crossrank-spin", rule_crossrank),
     ("device-moves", "gpu-kernel-stuck", rule_device_read),
     ("wrong-result", "wrong-result", rule_wrong_result),

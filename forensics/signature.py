@@ -22,6 +22,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..errors import OurFaultError
+from .evidence.agent_facts import recorded_step
 from .evidence.facts import DeviceKernel
 from .evidence.scheduler_dump import PaddingForecast
 from .records import CLASSES
@@ -222,10 +223,12 @@ def _kernels(view: View) -> list[DeviceKernel]:
 def _test(condition: Condition, view: View, forecast: PaddingForecast | None) -> Answer:
     test, value = condition.test, condition.value
     if test == "kernel":
-        kernels = [k for d in view.devices for k in d.kernels or () if k.name]
-        if not kernels:
+        names = [k.name for d in view.devices for k in d.kernels or () if k.name]
+        # The agent reads row states of one op alone; a state that stands is a launch of it that is held.
+        names = names or ["persistent_topk_kernel" for one in view.agents if one.wait is not None]
+        if not names:
             return "unread"
-        return "seen" if any(re.search(value, k.name) for k in kernels) else "absent"
+        return "seen" if any(re.search(value, name) for name in names) else "absent"
     if test == "frame":
         frames = [f for t in view.case.threads for f in t.frames]
         if not frames:
@@ -252,6 +255,12 @@ def _test(condition: Condition, view: View, forecast: PaddingForecast | None) ->
     if test in ("counter", "spinner", "residents", "wait"):
         return _device_test(test, value, view)
     if test == "padded":
+        recorded = [
+            step for one in view.agents if one.wait is not None and one.step is not None and (step := recorded_step(one.step))
+        ]
+        slots = [step.padded_requests for step in recorded if step.padded_requests is not None]
+        if slots:
+            return "seen" if any(number > 0 for number in slots) == bool(value) else "absent"
         if forecast is None:
             return "unread"
         return "seen" if (forecast.padded_requests > 0) == bool(value) else "absent"
@@ -299,6 +308,7 @@ def _device_test(test: str, value: Any, view: View) -> Answer:
             return "unread"
         return "seen" if value in meanings else "absent"
     values = [w.value for w in waits if w.value is not None] or [p.value for k in kernels for p in k.polls if p.value is not None]
+    values = values or [1 for one in view.agents if one.wait is not None]
     if test == "counter":
         if not values:
             return "unread"
@@ -326,4 +336,4 @@ def _max_seq_lens(view: View) -> list[int]:
             for grid in facts.state.grids
             if grid.params is not None and len(grid.params) == 56 and "persistent_topk" in grid.kernel
         )
-    return found
+    return found or [one.wait.launch.max_seq_len for one in view.agents if one.wait is not None]

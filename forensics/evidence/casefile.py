@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..records import UnreadItem
+from .agent_facts import AgentReading, AgentRing
 from .facts import (
     DeviceFacts,
     FlightRank,
@@ -69,6 +70,8 @@ class CaseFile:
     devices: list[DeviceFacts] = field(default_factory=list)
     failures: list[ReadFailure] = field(default_factory=list)
     versions: list[VersionFact] = field(default_factory=list)
+    rings: list[AgentRing] = field(default_factory=list)
+    readings: list[AgentReading] = field(default_factory=list)
     prior: list[tuple[dict[str, Any], Ref]] = field(default_factory=list)
     unread: list[UnreadItem] = field(default_factory=list)
     parts: list[InputPart] = field(default_factory=list)

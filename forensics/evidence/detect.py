@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .ring_file import MAGIC as RING_MAGIC
+
 __all__ = ["HEAD_BYTES", "Kind", "sniff"]
 
-Kind = Literal["gzip", "zstd", "xz", "bz2", "zip", "tar", "gpu-core", "elf", "pickle", "utf16", "text", "binary", "empty"]
+Kind = Literal["gzip", "zstd", "xz", "bz2", "zip", "tar", "gpu-core", "elf", "pickle", "utf16", "text", "binary", "empty", "ring"]
 
 HEAD_BYTES = 1 << 16
 _EM_CUDA = 190
@@ -36,6 +38,8 @@ def sniff(head: bytes) -> Kind:
         return "pickle"
     if head.startswith(_OTHER_BINARY):
         return "binary"
+    if head.startswith(RING_MAGIC):
+        return "ring"
     sample = head[:8192]
     odd = sum(1 for byte in sample if byte < 9 or 13 < byte < 27 or 27 < byte < 32)
     # Logs may carry NULs and stray bytes (a torn write, a pre-allocated file); more than a third of them is no text.

@@ -14,6 +14,8 @@ from .refs import Section
 __all__ = ["read_documents", "retelling"]
 
 _SCHEMA = re.compile(r'"schema":\s*"dsv4-repro/([\w-]+)/\d+"')
+#: Documents of ours that others have not told: an earlier verdict, and what the agent in a worker wrote.
+_EVIDENCE = ("diagnosis", "agent-status", "agent-answer")
 _TIMELINE = re.compile(rb'^\{"t": -?[\d.]+, "at": "[^"]+", "kind": "')
 _SUMS = re.compile(r"^[0-9a-f]{64}  \S")
 _PACKED = re.compile(r"^Evidence of a hang, packed by dsv4-repro ")
@@ -32,7 +34,7 @@ def retelling(section: Section, first_line: bytes = b"") -> str | None:
     if lowered.startswith("<?xml"):
         return "XML"
     found = _SCHEMA.search(head) if head.startswith("{") else None
-    if found is not None and found.group(1) != "diagnosis":
+    if found is not None and found.group(1) not in _EVIDENCE:
         return f"our own record ({found.group(1)})"
     if _TIMELINE.match(first_line):
         return "our own record (timeline)"

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...errors import EvidenceError, UsageError
 from ..records import UnreadItem
+from .agent_files import read_agent_documents, read_ring_leaf
 from .archive import Budget, ExpansionStoppedError, Leaf, Readable, expand, read_up_to
 from .casefile import CaseFile, InputPart
 from .device_files import read_core_leaf, read_device_part
@@ -55,11 +56,14 @@ READERS: tuple[tuple[str, Reader], ...] = (
     ("scheduler dump", read_scheduler_dump),
     ("processes", read_proc_files),
     ("diagnosis", read_documents),
+    ("agent", read_agent_documents),
     ("could not look", read_failures),
     ("engine log", read_engine_log),
 )
 #: Those that read whole JSON documents; patterns for log lines have no business in them.
-DOCUMENT_READERS = tuple(entry for entry in READERS if entry[0] in ("host stacks", "NCCL RAS", "flight recorder", "diagnosis"))
+DOCUMENT_READERS = tuple(
+    entry for entry in READERS if entry[0] in ("host stacks", "NCCL RAS", "flight recorder", "diagnosis", "agent")
+)
 _MAX_PICKLE = 256 << 20
 _JSON_WHOLE = 64 << 20
 
@@ -235,6 +239,8 @@ def _read_leaf(leaf: Leaf, path: Path, case: CaseFile, orders: _Orders) -> None:
         read_core_leaf(leaf, None if leaf.packed else path, case)
     elif leaf.kind == "pickle":
         _read_pickle(leaf, case)
+    elif leaf.kind == "ring":
+        read_ring_leaf(leaf, case)
     elif leaf.kind in ("elf", "binary"):
         case.parts.append(InputPart(leaf.path, "", "unread", note="a program or binary data: nothing here reads it"))
     elif leaf.kind == "utf16":
@@ -319,7 +325,7 @@ def _counts(case: CaseFile) -> tuple[int, ...]:
             len(case.metrics),
         len(case.ras), len(case.watchdog), len(case.flights), len(case.dumps), len(case.procs), len(case.devices),
             len(case.failures),
-        len(case.versions), len(case.prior),
+        len(case.versions), len(case.prior), len(case.rings), len(case.readings),
     )  # fmt: skip
 
 

@@ -64,6 +64,8 @@ _EVENT_FILE = re.compile(
     r"torch/cuda/(?:streams|__init__)\.py$|torch/accelerator/__init__\.py$|torch/(?:_utils|_streambase|mtia/__init__)\.py$"
 )
 _SYNC_FUNCTION = re.compile(r"^(?:item|tolist|_to_list|cpu|nonzero|_get_valid_sampled_token_count|_local_scalar_dense)$")
+#: Where the output's copy event is waited for: ``torch.Event`` is no Python code, so this is the innermost frame.
+_OUTPUT_FILE = re.compile(r"v1/worker/(?:gpu_model_runner|gpu/async_utils)\.py$")
 _DRIVER = re.compile(r"uvm_|nv_ioctl|nvidia_ioctl|libcuda\.so|libnvidia")
 _WEIGHT_FUNCTION = re.compile(
     r"^(?:load_weights|\w*weights_iterator|_prepare_weights|download_weights\w*|load_file|safe_open|get_tensor|weight_loader|load_model_weights"
@@ -156,6 +158,8 @@ def _sync_frame(top: Sequence[Frame]) -> Frame | None:
             return frame
     first = next((frame for frame in top if not frame.native), None)
     if first is not None and _SYNC_FUNCTION.match(_bare(first.function)):
+        return first
+    if first is not None and _bare(first.function) == "get_output" and _OUTPUT_FILE.search(first.file):
         return first
     return None
 

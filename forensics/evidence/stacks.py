@@ -38,6 +38,14 @@ _MAX_FRAMES = 400
 _Role = Literal["engine", "worker", "api"] | None
 
 
+def _bare_name(name: str, native: bool) -> str:
+    """``execute_model`` of ``GPUModelRunner.execute_model`` and of ``Hooks._step.<locals>.execute_model``: from Python 3.11 on
+    py-spy writes qualified names, and everything that looks at frames knows functions by their own names."""
+    if native or "." not in name:
+        return name
+    return name.rpartition(".")[2] or name
+
+
 def role_of(name: str, frames: tuple[Frame, ...]) -> _Role:
     """The process's role from its title, else from the frames of a main loop."""
     if _ROLE_ENGINE.search(name):
@@ -134,7 +142,12 @@ def _read_spy(section: Section, case: CaseFile) -> None:
                         file = frame.group(2)
                         native = not file.endswith((".py", ".pyx")) and not file.startswith("<")
                         frames.append(
-                            Frame(frame.group(1)[:300], file[:300], int(frame.group(3)) if frame.group(3) else None, native)
+                            Frame(
+                                _bare_name(frame.group(1)[:300], native),
+                                file[:300],
+                                int(frame.group(3)) if frame.group(3) else None,
+                                native,
+                            )
                         )
                     elif not (frames and _SPY_LOCAL.match(following)):
                         break
@@ -254,7 +267,7 @@ def _read_json(section: Section, case: CaseFile) -> None:
             builder.title = info["command_line"][:200]
         frames = [
             Frame(
-                str(f.get("name", ""))[:300],
+                _bare_name(str(f.get("name", ""))[:300], not str(f.get("filename", "")).endswith((".py", ".pyx"))),
                 str(f.get("short_filename") or f.get("filename") or f.get("module") or "")[:300],
                 f.get("line") if isinstance(f.get("line"), int) and f.get("line") else None,
                 not str(f.get("filename", "")).endswith((".py", ".pyx")),

@@ -17,6 +17,7 @@ from ..evidence.facts import DeviceFacts, GpuSample, KernelEvent, LogEvent, Metr
 from ..evidence.refs import Ref
 from ..evidence.stack_meaning import in_startup
 from ..evidence.stamps import Stamp
+from .agent_view import AgentRank, agent_ranks
 from .gpu_view import GpuState, gpu_states
 from .token_view import TokenFlow, token_flow
 
@@ -243,6 +244,11 @@ class View:
             if facts.kernels or facts.exception or key not in table:
                 table[key] = facts
         return list(table.values())
+
+    @cached_property
+    def agents(self) -> tuple[AgentRank, ...]:
+        """What the agent of each worker left."""
+        return agent_ranks(self.case.rings, self.case.readings)
 
     # --- is an entry of the kernel log part of this? ------------------------------------------------------------------------------
 

@@ -7,88 +7,23 @@ and row lengths of each captured launch, read from device memory while the kerne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...errors import ReproError
 from ...forensics.chain import StepFacts
 from ...forensics.device_state import DeviceState, GridState
+from ...forensics.evidence.agent_facts import AgentLaunch, KnownWait, agent_launches, waits_in
 from ...forensics.identity import base_name
-from ...kernels.abi import ARRIVAL_COUNTER_OFFSET, RADIX_THRESHOLD, ROW_STATE_SIZE, TopKParams
+from ...kernels.abi import TopKParams
 from ...kernels.devices import DeviceDescription, device_for_sm, device_named
-from ...kernels.plan import LaunchPlan, plan_launch
+from ...kernels.plan import LaunchPlan
 
 __all__ = ["AgentLaunch", "KnownWait", "agent_launches", "device_of", "known_wait", "measured_step", "with_parameters"]
 
 _KERNEL = "persistent_topk_kernel"
 #: Row states that have not changed count as standing when the oldest step is this old, seconds.
 _STALLED_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class AgentLaunch:
-    """One captured launch of the op as the agent read it. ``counters``: int32 by group; ``lengths``: int32 by row."""
-
-    workspace: int
-    lengths_address: int
-    rows: int
-    width: int
-    top_k: int
-    max_seq_len: int
-    counters: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-    @property
-    def negative_rows(self) -> tuple[int, ...]:
-        """Rows whose length is no legal one."""
-        return tuple(row for row, length in enumerate(self.lengths) if length < 0)
-
-    def holds(self, address: int) -> bool:
-        """Whether an address lies in this launch's row states."""
-        return self.workspace <= address < self.workspace + len(self.counters) * ROW_STATE_SIZE
-
-    def plan(self, device: DeviceDescription | None, rows: int | None = None) -> LaunchPlan | None:
-        """The launcher's arithmetic for it, or for a launch of fewer ``rows`` on its workspace (the agent keeps the largest one).
-
-        None where the card is not known, the figures make no launch, or a group handles several rows.
-        """
-        if device is None:
-            return None
-        rows = rows if rows is not None and 0 < rows <= self.rows else self.rows
-        try:
-            plan = plan_launch(rows, self.width, self.max_seq_len, self.top_k, device)
-        except ReproError:
-            return None
-        return plan if plan.path == "persistent" and plan.groups == rows else None
-
-
-@dataclass(frozen=True, slots=True)
-class KnownWait:
-    """A leader that waits for a peer that has left, told from memory alone. ``group`` is the row's too."""
-
-    launch: AgentLaunch
-    group: int
-
-    @property
-    def address(self) -> int:
-        return self.launch.workspace + self.group * ROW_STATE_SIZE + ARRIVAL_COUNTER_OFFSET
-
-
-def agent_launches(facts: Mapping[str, Any]) -> tuple[AgentLaunch, ...]:
-    """The launches in the facts of an ``agent_row_states`` outcome; what does not make sense is left out."""
-    found = []
-    for item in facts.get("launches", ()):
-        try:
-            found.append(
-                AgentLaunch(
-                    int(item["workspace"], 16), int(item["lengths_address"], 16), int(item["rows"]), int(item["width"]),
-                    int(item["top_k"]), int(item["max_seq_len"]), tuple(map(int, item["arrival_counters"])),
-                    tuple(map(int, item["lengths"])),
-                )
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError):
-            continue
-    return tuple(found)
 
 
 def known_wait(facts: Mapping[str, Any]) -> KnownWait | None:
@@ -98,13 +33,7 @@ def known_wait(facts: Mapping[str, Any]) -> KnownWait | None:
     """
     if facts.get("unchanged") is not True or not isinstance(facts.get("stalled_s"), int | float) or facts["stalled_s"] < _STALLED_S:
         return None
-    found = [
-        KnownWait(launch, group)
-        for launch in agent_launches(facts)
-        if launch.max_seq_len <= RADIX_THRESHOLD and launch.rows <= len(launch.counters)
-        for group, count in enumerate(launch.counters[: launch.rows])
-        if count == 1 and group < len(launch.lengths) and launch.lengths[group] < 0
-    ]
+    found = waits_in(agent_launches(facts))
     return found[0] if len(found) == 1 else None
 
 

@@ -155,3 +155,26 @@ def test_words_are_documented_and_startup_is_seen() -> None:
     assert in_startup([Frame("profile_run", "x.py", 1)])
     assert not in_startup([Frame("execute_model", "x.py", 1)])
     assert meaning_of([]) == ("other", "")
+
+
+def test_qualified_names_of_a_recent_py_spy_are_known_by_the_functions_own_names() -> None:
+    """py-spy 0.4.3 on Python 3.12, a worker of vLLM 0.23.0 whose GPU spins (our own recording, shortened)."""
+    case = read_text(
+        "host_stacks-rank0-pid-2585-look1.txt",
+        "Process 2585: VLLM::Worker\n"
+        "Python v3.12.3 (/usr/bin/python3.12)\n\n"
+        'Thread 2585 (active): "MainThread"\n'
+        "    GPUModelRunner._get_valid_sampled_token_count (vllm/v1/worker/gpu_model_runner.py:4773)\n"
+        "    GPUModelRunner._update_states.<locals>.correct_spec_decode_token_counts (vllm/v1/worker/gpu_model_runner.py:1464)\n"
+        "    GPUModelRunner.execute_model (vllm/v1/worker/gpu_model_runner.py:4364)\n"
+        "    Hooks._step.<locals>.execute_model (dsv4_repro_agent/hooks.py:115)\n"
+        "    WorkerProc.worker_busy_loop (vllm/v1/executor/multiproc_executor.py:982)\n"
+        'Thread 2829 (active): "WorkerAsyncOutputCopy"\n'
+        "    AsyncGPUModelRunnerOutput.get_output (vllm/v1/worker/gpu_model_runner.py:288)\n"
+        "    WorkerProc.enqueue_output (vllm/v1/executor/multiproc_executor.py:932)\n"
+        "    WorkerProc.async_output_busy_loop (vllm/v1/executor/multiproc_executor.py:967)\n",
+    )
+    main, copy = case.threads
+    assert (main.waits, copy.waits) == ("cuda-event", "cuda-event")
+    assert [frame.function for frame in main.frames[:2]] == ["_get_valid_sampled_token_count", "correct_spec_decode_token_counts"]
+    assert main.role == "worker"
