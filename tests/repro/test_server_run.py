@@ -155,7 +155,7 @@ def test_an_api_process_that_is_killed_is_status_4(tmp_path: Path, plan: Path) -
         _until(process, folder, '"kind":"load"')
         ready = next(line for line in _lines(folder) if line["kind"] == "server" and line.get("state") == "ready")
         os.kill(ready["pid"], signal.SIGKILL)
-        assert process.wait(60) == 4
+        assert _status(process, 60) == 4
     assert not _left(folder)
     assert "worker-dead" in (folder / "diagnosis.json").read_text()
 
@@ -232,6 +232,15 @@ def _begin(tmp_path: Path, plan: Path, switches: str) -> tuple[subprocess.Popen[
         return subprocess.Popen(command, env=_environment(switches), stdout=out, stderr=out), folder
 
 
+def _status(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Exit status; one that does not end is killed, so that the test fails instead of waiting."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
 def _until(process: subprocess.Popen[bytes], folder: Path, words: str) -> None:
     """Until the timeline has these words."""
     path = folder / "timeline.jsonl"
@@ -256,7 +265,7 @@ def test_ctrl_c_at_any_point_leaves_nobody_behind(tmp_path: Path, plan: Path, mo
     with process:
         _until(process, folder, moment)
         process.send_signal(number)
-        assert process.wait(40) == 130
+        assert _status(process, 60) == 130
     assert not _left(folder)
     assert open_run(folder).run.state == "interrupted"
 
@@ -283,8 +292,8 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path, plan: Path) -> None:
     first, one = _begin(tmp_path / "a", plan, "step_ms=4 wedge=3")
     second, two = _begin(tmp_path / "b", plan, "step_ms=4")
     with first, second:
-        assert first.wait(90) == 3
-        assert second.wait(90) == 0
+        assert _status(first, 90) == 3
+        assert _status(second, 90) == 0
     assert not _left(one) + _left(two)
 
 
