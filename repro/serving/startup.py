@@ -1,8 +1,11 @@
 """How far a starting server has come, read from its log: the phase, what it waits for, and why it failed. Pure.
 
-Phases follow vLLM's own lines (``forensics.evidence.engine_log.EVENTS``, read in the sources of 0.19 to 0.33). A phase is what the
-newest line says: ranks report one after another, and a server may compile again after it had begun to capture. Readiness is never
-read from here: a server is ready when it has completed a request.
+Phases follow vLLM's own lines (``forensics.evidence.engine_log.EVENTS``, read in the sources of 0.19 to 0.33), checked against the
+log of a 0.23.0 on a card. A start goes forward: the engine's processes, the weights, then compiling, warm-up and capture; a late
+rank's line of an earlier stage does not take it back. Within the last stage a server may compile again after it had begun to
+capture, but it does not warm up again; what is said after "startup complete" is of serving. Lines that print a whole configuration
+hold the words of every phase and are read as what they are. Readiness is never read from here: a server is ready when it has
+completed a request.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ _WAITS: dict[Phase, str] = {
 #: Kind of event -> phase. Looked at in this order; the first that fits a line is its phase.
 _PHASES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (EVENTS["serving"], "serving"),
-    (re.compile(r"Capturing .{0,60}graphs?|CUDA graph (?:memory|pool)|Graph capturing finished|Profiling CUDA graph"), "capture"),
+    # These print every setting, "cudagraph_num_of_warmups" among them: seen to mislead for 20 s.
+    (re.compile(r"non-default args: |Initializing a V1 LLM engine|vLLM API server version|\bwith config: "), "starting"),
+    (re.compile(r"CUDA graph memory|Profiling CUDA graph"), "warm-up"),
+    (re.compile(r"Capturing .{0,60}graphs?|CUDA graph pool|Graph capturing finished"), "capture"),
     (re.compile(r"[Ww]arm(?:ing)?[ -]?up|[Aa]utotun|init engine \(profile|GPU KV cache size|Available KV cache memory"), "warm-up"),
     (EVENTS["jit-start"], "jit"),
     (re.compile(r"\bDeepGEMM\b.{0,60}(?:compil|JIT)|\bnvcc\b|\bninja\b|JIT compilation"), "jit"),
@@ -43,8 +49,13 @@ _PHASES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (EVENTS["load-start"], "load"),
     (EVENTS["load-progress"], "load"),
     (EVENTS["load-done"], "load"),
-    (re.compile(r"Initializing a V1 LLM engine|vLLM API server version|world_size=\d"), "starting"),
+    (re.compile(r"world_size=\d"), "starting"),
 )
+#: Announces what will be logged later, with the words of it.
+_ANNOUNCES = re.compile(r"JIT monitor activated")
+_STAGE: dict[Phase, int] = {
+    "starting": 0, "download": 1, "load": 1, "compile": 2, "jit": 2, "warm-up": 2, "capture": 2, "serving": 3, "failed": 4,
+}  # fmt: skip
 #: Lines that say that the start has failed: such a server does not come up any more. (Others end by themselves, and that is seen.)
 _FAILED = EVENTS["engine-failed-start"]
 _PERCENT = re.compile(r"(?P<percent>\d{1,3})%[^|]{0,40}\|(?:[^|]{0,200}\|)?\s*(?P<done>\d+)/(?P<total>\d+)")
@@ -68,6 +79,7 @@ class Startup:
         self.phase: Phase = "starting"
         self.detail = ""
         self.lines = 0
+        self._captured = False
         self.tail: deque[str] = deque(maxlen=_KEEP)
 
     def feed(self, lines: Iterable[str]) -> bool:
@@ -89,8 +101,13 @@ class Startup:
         if _FAILED.search(line):
             self.phase, self.detail = "failed", ""
             return
+        if self.phase == "serving" or _ANNOUNCES.search(line):
+            return
         for pattern, phase in _PHASES:
             if pattern.search(line):
+                if _STAGE[phase] < _STAGE[self.phase] or (phase == "warm-up" and self._captured):
+                    return
+                self._captured = self._captured or phase == "capture"
                 found = _PERCENT.search(line)
                 self.phase = phase
                 self.detail = f"{found['percent']} %, {found['done']} of {found['total']}" if found else ""

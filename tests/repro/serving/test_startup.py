@@ -97,3 +97,56 @@ def test_memory_is_bounded() -> None:
     startup = Startup()
     startup.feed("x" * 10_000 for _ in range(2_000))
     assert sum(map(len, startup.tail)) <= 400 * 4096
+
+
+#: A start of vLLM 0.23.0 on an H200 (a tiny model, random weights), as recorded: paths and all but a few settings left out.
+RECORDED = (
+    ("(APIServer pid=886) INFO 11-29 21:33:47 [api_utils.py:339]   █▄█▀ █     █     █     █  model   /m", "starting"),
+    ("(APIServer pid=886) INFO 11-29 21:33:47 [api_utils.py:273] non-default args: {'model_tag': '/m', 'load_format': 'dummy', "
+     "'compilation_config': {'cudagraph_mode': <CUDAGraphMode.FULL_DECODE_ONLY: (2, 0)>, 'cudagraph_num_of_warmups': 0}}",
+     "starting"),
+    ("(EngineCore pid=1757) INFO 11-29 21:34:04 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with config: model='/m', "
+     "compilation_config={'mode': <CompilationMode.NONE: 0>, 'cudagraph_num_of_warmups': 0, 'compile_ranges_endpoints': [2048]}",
+     "starting"),
+    ("(EngineCore pid=1757) INFO 11-29 21:34:04 [multiproc_executor.py:142] world_size=1, local_world_size=1", "starting"),
+    ("(Worker pid=2565) INFO 11-29 21:34:23 [gpu_model_runner.py:5092] Starting to load model /m...", "load"),
+    ("(Worker pid=2565) INFO 11-29 21:34:27 [gpu_model_runner.py:6412] Profiling CUDA graph memory: FULL=6 (largest=32)",
+     "warm-up"),
+    ("(Worker pid=2565) INFO 11-29 21:34:29 [gpu_model_runner.py:6517] Estimated CUDA graph memory: 2.59 GiB total", "warm-up"),
+    ("(Worker pid=2565) INFO 11-29 21:34:29 [gpu_worker.py:480] Available KV cache memory: 22.57 GiB", "warm-up"),
+    ("(Worker pid=2565) INFO 11-29 21:34:29 [gpu_worker.py:495] CUDA graph memory profiling is enabled (default since v0.21.0).",
+     "warm-up"),
+    ("(EngineCore pid=1757) INFO 11-29 21:34:29 [kv_cache_utils.py:1744] GPU KV cache size: 6,291,520 tokens", "warm-up"),
+    ("Capturing CUDA graphs (decode, FULL):   0%|          | 0/6 [00:00<?, ?it/s]", "capture"),
+    ("(Worker pid=2565) INFO 11-29 21:34:31 [jit_monitor.py:54] Kernel JIT monitor activated — Triton JIT compilations during "
+     "inference will be logged as warnings", "capture"),
+    ("(EngineCore pid=1757) INFO 11-29 21:34:31 [core.py:313] init engine (profile, create kv cache, warmup model) took 6.5 s",
+     "capture"),
+    ("(APIServer pid=886) INFO:     Application startup complete.", "serving"),
+    ("(Worker pid=2565) WARNING 11-29 21:34:34 [jit_monitor.py:103] Triton kernel JIT compilation during inference: _k. This "
+     "causes a latency spike; consider extending warmup to cover this shape/config.", "serving"),
+)  # fmt: skip
+
+
+def test_a_recorded_start_goes_forward() -> None:
+    startup = Startup()
+    for line, phase in RECORDED:
+        startup.feed([line])
+        assert startup.phase == phase, line
+
+
+def test_a_late_rank_does_not_take_the_start_back_and_a_compile_after_capture_is_seen() -> None:
+    startup = Startup()
+    startup.feed(["Capturing CUDA graphs (decode, FULL):  50%|# | 3/6 [00:01<00:01]"])
+    assert not startup.feed(["Loading safetensors checkpoint shards:  33% Completed | 1/3 [00:01<00:02,  1.0it/s]"])
+    assert startup.feed(["INFO 11-29 12:00:00 [jit.py:1] JIT compiling a kernel"])
+    assert startup.phase == "jit"
+    assert startup.feed(["Capturing CUDA graphs (decode, FULL):  83%|# | 5/6 [00:01<00:01]"])
+    assert startup.phase == "capture"
+
+
+def test_a_server_that_fails_while_it_serves_is_failed() -> None:
+    startup = Startup()
+    startup.feed(["INFO:     Application startup complete."])
+    startup.feed(FAILED[1:2])
+    assert startup.phase == "failed"
