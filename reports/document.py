@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..forensics.records import ChainLink, Diagnosis, LedgerGroup, Wait
+from .changes import change_rows, is_plain
 
 __all__ = [
     "FixText",
@@ -181,7 +182,7 @@ def _waits(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 
 def _environment_rows(source: ReportSource) -> list[tuple[str, str]]:
-    rows = [(str(key), str(value)) for key, value in (source.run.get("environment") or {}).items()]
+    rows = [(str(key), str(value)) for key, value in (source.run.get("environment") or {}).items() if is_plain(value)]
     rows += [(f"{key} version", str(value)) for key, value in (source.run.get("versions") or {}).items() if value]
     kernel = source.run.get("kernel") or {}
     if kernel:
@@ -250,6 +251,7 @@ def context(source: ReportSource) -> dict[str, Any]:
         "timing": extra.get("timing") or {},
         "trials": _trial_lines(extra.get("trials") if isinstance(extra.get("trials"), Mapping) else None),
         "environment": _environment_rows(source),
+        "changes": change_rows(source.run),
         "unread": diagnosis.unread,
         "evidence": diagnosis.evidence,
         "command": _command(source),

@@ -187,6 +187,8 @@ def _attachments(
                 _fold("What was read", [*table, *(["", f"{left} more parts."] if left > 0 else [])]), 8, "the list of what was read"
             )
         )
+    if "What the harness changed" in folds:
+        parts.append(_Part(_fold("What the harness changed", folds["What the harness changed"]), 8, "what the harness changed"))
     if "Evidence" in folds:
         parts.append(_Part(_fold("Evidence with hashes", folds["Evidence"]), 9, "the evidence list"))
     return parts
