@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import threading
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Drain", "Server", "Stream", "compare", "gaps_of", "interval", "percentile", "run_drain", "start_drain"]
+__all__ = ["Drain", "Server", "Stream", "compare", "gaps_of", "percentile", "run_drain", "start_drain"]
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Stream:
     error: str = ""
     began: float = 0.0
     ended: float | None = None
+    stopped: bool = False
+    sock: socket.socket | None = field(default=None, repr=False)
 
     @property
     def tokens(self) -> int:
@@ -53,6 +56,13 @@ class Stream:
     def output(self) -> list[Any]:
         """Token ids, or, from a server that sends none, the words of the text."""
         return list(self.token_ids) or self.text.split()
+
+    def stop(self) -> None:
+        """Hang up: the server drops the request. The thread that reads it ends."""
+        self.stopped = True
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def document(self) -> dict[str, Any]:
         return {
@@ -92,6 +102,12 @@ class Drain:
             thread.join(max(end - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self.threads)
 
+    def stop(self, seconds: float = 10.0) -> bool:
+        """Hang up on every stream. Returns whether all their threads ended."""
+        for stream in self.streams:
+            stream.stop()
+        return self.wait(seconds)
+
     def stalled_for(self) -> float:
         """Seconds without a token of any stream, once there was one and while some are open; else 0."""
         last = self.last_token_at
@@ -118,18 +134,6 @@ def percentile(gaps: Sequence[float], share: int) -> float | None:
     return 1000.0 * statistics.quantiles(gaps, n=100, method="inclusive")[share - 1]
 
 
-def interval(values: Sequence[float], *, seed: int = 1, draws: int = 4000) -> dict[str, Any]:
-    """Mean of paired differences with the 95 % interval of a percentile bootstrap."""
-    if len(values) < 2:
-        return {"n": len(values), "mean": values[0] if values else None, "low": None, "high": None}
-    chance = random.Random(seed)
-    means = sorted(statistics.fmean(chance.choices(values, k=len(values))) for _ in range(draws))
-    return {
-        "n": len(values), "mean": statistics.fmean(values), "low": means[int(draws * 0.025)], "high": means[int(draws * 0.975)],
-        "method": f"percentile bootstrap, {draws} draws, seed {seed}",
-    }  # fmt: skip
-
-
 def compare(one: Drain, other: Drain) -> dict[str, Any]:
     """Outputs, request by request: how many tokens are equal before the first difference; None: no difference."""
     rows = []
@@ -146,6 +150,9 @@ def compare(one: Drain, other: Drain) -> dict[str, Any]:
 
 def _events(response: http.client.HTTPResponse, stream: Stream, end: float) -> None:
     while time.monotonic() < end:
+        if stream.stopped:
+            stream.error = "hung up"
+            return
         line = response.readline(1 << 20)
         if not line:
             return
@@ -182,6 +189,8 @@ def _send(base_url: str, model: str, stream: Stream, seconds: float) -> None:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }  # fmt: skip
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        # Kept here too: the connection forgets it where the answer is the last one.
+        stream.sock = connection.sock
         response = connection.getresponse()
         stream.status = response.status
         if response.status != 200:

@@ -1,15 +1,21 @@
 """Rescue, guard, unwedge and the agent's cost on a real server. Prints as it goes; one JSON, written again after every part.
 
     PYTHONPATH=PARENT python benchmarks/server_experiments.py --out DIR --vllm X/vl:X/site [--parts rescue,guard,…] [--gpu 0]
+    PYTHONPATH=PARENT python benchmarks/server_experiments.py --out DIR … --tp 2 --gpu 0,1 --parts rescue,unwedge-one-rank
+    python benchmarks/server_experiments.py --summarise DIR…      # the JSON files below, as Markdown tables
 
 Several may run at once with their own ``--gpu`` and ``--port``. Parts, by the server that they need (each is started once):
 
 * agent and rescue: ``rescue`` (N drains, the guard disarmed before each: do they end by themselves, at what stall), ``guard``
   (N drains with the guard on: none may wedge), ``outputs`` (guarded against guarded, then rescued against guarded; and requests
   that go on from each survivor's own output, which read the cache that was filled meanwhile);
-* agent, no rescue: ``cost`` (alternating pairs, recorder and guard on and off through control.json), ``unwedge`` (a drain
-  wedges, the tool frees it, outputs against a guarded run, then 100 requests), ``unwedge-gdb`` (the same through cuda-gdb);
+* agent, no rescue: ``cost`` (one long wave a plan; recorder and guard are turned on and off every second through control.json;
+  ``server_cost.py`` says how it is computed; the plan ``none`` turns nothing and shows what the method itself scatters),
+  ``unwedge`` (a drain wedges, the tool frees it, outputs against a guarded run, then 100 requests), ``unwedge-gdb`` (the same
+  through cuda-gdb), ``unwedge-one-rank`` (two ranks: one is released and watched, then the other; what happens is recorded);
 * no MTP: ``control`` (the same drains).
+
+``--tp N`` spreads the server over N GPUs. Its environment is ours: NCCL_NVLS_ENABLE and the like are set by the caller.
 
 A part that fails is told and the others go on; a server that does not recover is ended and started again for the next part.
 Another server program: ``--command "python tests/standin serve tiny"``; flags and port are added.
@@ -36,15 +42,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from server_bench import Drain, Server, compare, gaps_of, interval, percentile, run_drain, start_drain
+from server_bench import Drain, Server, compare, gaps_of, percentile, run_drain, start_drain
+from server_cost import Window, cost_document, measure, order_of
+from server_tables import tables
 
 STARTED = time.monotonic()
 PARTS = {
     "rescue": "rescue", "guard": "rescue", "outputs": "rescue", "cost": "agent", "unwedge": "agent", "unwedge-gdb": "agent",
-    "control": "control",
+    "unwedge-one-rank": "agent", "control": "control",
 }  # fmt: skip
 FLAGS = [
-    "--served-model-name", "tiny-dsv32", "--load-format", "dummy", "--tensor-parallel-size", "1",
+    "--served-model-name", "tiny-dsv32", "--load-format", "dummy",
     "--distributed-executor-backend", "mp", "--max-model-len", "16384", "--max-num-seqs", "16",
     "--max-num-batched-tokens", "2048", "--gpu-memory-utilization", "0.2", "--host", "127.0.0.1",
     "--compilation-config", '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}',
@@ -58,8 +66,33 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - STARTED:7.2f}] {text}", flush=True)
 
 
+#: The agent reads control.json ten times a second; what it arms holds from the next step on.
+SETTLE_S = 0.35
+#: Live counts that fill a graph of the default sizes with two rows a request. With the guard off, another count may wedge.
+UNPADDED = (1, 2, 4, 8)
+SWITCHES = {
+    "recorder": ({"recorder": True, "guard": True}, {"recorder": False, "guard": True}),
+    "guard": ({"recorder": True, "guard": True}, {"recorder": True, "guard": False}),
+    "both": ({"recorder": True, "guard": True}, {"recorder": False, "guard": False}),
+    "none": ({"recorder": True, "guard": True}, {"recorder": True, "guard": True}),
+}
+#: Of the caller's environment, what changes how ranks talk: kept in the record.
+INHERITED = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "VLLM_ALLREDUCE_USE_SYMM_MEM", "NCCL_P2P_DISABLE")
+
+
 class PartError(Exception):
     """A part cannot go on; the others can."""
+
+
+def gpus() -> list[str]:
+    """Index, name and driver of each GPU, by nvidia-smi; empty where it does not answer."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index,name,driver_version", "--format=csv,noheader"], stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=20.0, check=True,
+        )  # fmt: skip
+        return done.stdout.splitlines()[:64]
+    return []
 
 
 class Bench:
@@ -77,7 +110,8 @@ class Bench:
         self.model = "tiny-dsv32"
         self.document: dict[str, Any] = {
             "schema": "dsv4-repro/benchmark-server-experiments/1", "parts": {}, "servers": [],
-            "machine": {"python": sys.version.split()[0], "kernel": platform.release(), "cpus": os.cpu_count()},
+            "machine": {"python": sys.version.split()[0], "kernel": platform.release(), "cpus": os.cpu_count(),
+                        "gpus": gpus(), "environment": {name: os.environ[name] for name in INHERITED if name in os.environ}},
             "options": {name: str(value) for name, value in vars(args).items()},
         }  # fmt: skip
 
@@ -99,7 +133,8 @@ class Bench:
         cache = ["--enable-prefix-caching"] if self.args.prefix_caching else ["--no-enable-prefix-caching"]
         head = shlex.split(self.args.command)
         head = head or [self.args.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.args.model_dir)]
-        return [*head, *FLAGS, *more, *cache, "--port", str(self.args.port), *shlex.split(self.args.extra)]
+        ranks = ["--tensor-parallel-size", str(self.args.tp)]
+        return [*head, *FLAGS, *ranks, *more, *cache, "--port", str(self.args.port), *shlex.split(self.args.extra)]
 
     def environment(self, kind: str) -> dict[str, str]:
         path = os.pathsep.join(part for part in (str(self.out / f"agent-package-{self.args.port}"), self.args.vllm) if part)
@@ -160,10 +195,28 @@ class Bench:
 
     def control(self, **switches: bool) -> None:
         """Write control.json and give the agent the time to read it (ten times a second)."""
+        self.switch(**switches)
+        time.sleep(SETTLE_S)
+
+    def switch(self, **switches: bool) -> None:
+        """Write control.json; agents read it within a tenth of a second."""
         partial = self.agents / "control.tmp"
         partial.write_text(json.dumps(switches))
         partial.replace(self.agents / "control.json")
-        time.sleep(0.35)
+
+    def stand_as(self, **switches: bool) -> bool:
+        """Whether every rank's agent says that its switches stand so."""
+        found = [one["armed"] or {} for one in self.agent_status()]
+        return bool(found) and all(one.get(name) is wanted for one in found for name, wanted in switches.items())
+
+    def ranks(self) -> dict[int, str]:
+        """Rank -> name of its agent (``PID-START``), of those with a ring, from each ring's header (ring.py: rank at offset 28)."""
+        found = {}
+        for path in sorted(self.agents.glob("ring-*.bin")):
+            with contextlib.suppress(OSError), path.open("rb") as stream:
+                stream.seek(28)
+                found[int.from_bytes(stream.read(4), "little", signed=True)] = path.stem.removeprefix("ring-")
+        return found
 
     def agent_status(self) -> list[dict[str, Any]]:
         found = []
@@ -181,14 +234,14 @@ class Bench:
                     found.append({**{name: status.get(name) for name in keep}, "rescued": rescued, "events": events[-6:]})
         return found
 
-    def releases(self) -> int | None:
-        """Released so far, from the ring's live header; None: no ring (LIVE of the agent's ring.py: offset 256, <QII)."""
-        total, seen = 0, False
-        for path in self.agents.glob("ring-*.bin"):
-            with contextlib.suppress(OSError), path.open("rb") as stream:
+    def releases(self) -> dict[str, int]:
+        """Released so far by each rank, from its ring's live header (ring.py: LIVE at offset 256, <QII); empty: no ring."""
+        found = {}
+        for rank, name in self.ranks().items():
+            with contextlib.suppress(OSError), (self.agents / f"ring-{name}.bin").open("rb") as stream:
                 stream.seek(256 + 12)
-                total, seen = total + int.from_bytes(stream.read(4), "little"), True
-        return total if seen else None
+                found[str(rank)] = int.from_bytes(stream.read(4), "little")
+        return found
 
     # -- drains --------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +258,8 @@ class Bench:
         )
         after = self.releases()
         facts = drain.document()
-        facts["releases"] = after - before if before is not None and after is not None else None
+        by_rank = {rank: total - before.get(rank, 0) for rank, total in after.items()}
+        facts["releases"], facts["releases_by_rank"] = (sum(by_rank.values()) if by_rank else None), by_rank
         facts["seed"] = seed
         return drain, facts
 
@@ -217,7 +271,8 @@ def summary(drains: Sequence[Drain], facts: Sequence[dict[str, Any]]) -> dict[st
     return {
         "drains": len(drains), "complete": sum(drain.complete for drain in drains),
         "with_releases": sum(1 for one in facts if one["releases"]),
-        "releases": [one["releases"] for one in facts], "stall_s": longest,
+        "releases": [one["releases"] for one in facts],
+        "releases_by_rank": [one["releases_by_rank"] for one in facts], "stall_s": longest,
         "stall_s_median": statistics.median(longest) if longest else None, "stall_s_most": max(longest, default=None),
         "gap_p50_ms": percentile(gaps, 50), "gap_p99_ms": percentile(gaps, 99), "gaps": len(gaps),
     }  # fmt: skip
@@ -239,7 +294,7 @@ def many(bench: Bench, part: str, count: int, before: Callable[[], None], second
         facts.append(one)
         done = {**summary(drains, facts), "asked": count, "each": facts}
         bench.put(part, done)
-        say(f"{part} {len(drains)}: complete {drain.complete}, releases {one['releases']}, longest gap {one['longest_gap_s']}")
+        say(f"{part} {len(drains)}: complete {drain.complete}, releases {one['releases_by_rank']}, gap {one['longest_gap_s']}")
         if not drain.complete:
             stopped = f"drain {len(drains)} did not end: {[stream.error for stream in drain.streams if stream.error][:1]}"
             break
@@ -301,52 +356,80 @@ def part_outputs(bench: Bench) -> None:
         bench.put("outputs", result)
 
 
-def wave(bench: Bench, live: int, output: int) -> float:
-    """Tokens a second of ``live`` equal requests, from the first token to the last."""
-    drain = run_drain(
-        bench.base_url, bench.model, [(64 + index, output) for index in range(live)], seed=5, timeout_s=bench.left(60.0)
-    )
-    if not drain.complete:
-        raise PartError(f"a wave of {live} did not end: {[stream.error for stream in drain.streams if stream.error][:1]}")
-    first = min(stream.arrivals[0][0] for stream in drain.streams)
-    last = drain.last_token_at
-    assert last is not None
-    return float((drain.tokens - live) / max(last - first, 1e-6))
+def plans_of(text: str) -> list[tuple[str, int]]:
+    """``recorder:8,guard:2`` -> switch and live requests. Raises PartError."""
+    found = []
+    for word in text.split(","):
+        name, _, live = word.strip().partition(":")
+        if name not in SWITCHES or not live.isdigit() or int(live) not in UNPADDED:
+            raise PartError(f"no plan {word!r}: one of {', '.join(SWITCHES)}, a colon, and one of {UNPADDED} live requests")
+        found.append((name, int(live)))
+    return found
+
+
+def toggled(bench: Bench, name: str, live: int, end: float, most: int, number: int) -> list[Window]:
+    """The measured windows, two a pair, of one wave, until it is nearly over, ``end``, or ``most`` pairs."""
+    on, off = SWITCHES[name]
+    windows: list[Window] = []
+    bench.control(**on)
+    shape = [(64 + index, bench.args.wave) for index in range(live)]
+    drain = start_drain(bench.base_url, bench.model, shape, seed=5 + number, timeout_s=bench.left())
+    try:
+        begun = time.monotonic()
+        while any(stream.tokens < 32 for stream in drain.streams):
+            if time.monotonic() - begun > 30.0 or drain.live < live:
+                raise PartError(f"a wave of {live} did not start: {[one.error for one in drain.streams if one.error][:1]}")
+            time.sleep(0.05)
+        pair_s = 2.0 * bench.args.window_s
+        while len(windows) < 2 * most and time.monotonic() + pair_s + 0.5 < end:
+            # No stream may come near its end while the guard is off: one that leaves makes a batch that is padded.
+            now = time.monotonic()
+            fastest = max(stream.tokens / (now - stream.arrivals[0][0]) for stream in drain.streams)
+            if min(stream.max_tokens - stream.tokens for stream in drain.streams) < fastest * (pair_s + 3.0):
+                break
+            for which in order_of(len(windows) // 2):
+                bench.switch(**(on if which else off))
+                turned = time.monotonic()
+                time.sleep(bench.args.window_s)
+                told = bench.stand_as(**(on if which else off))
+                windows.append(Window(which, turned + SETTLE_S, turned + bench.args.window_s, told))
+            if drain.live < live or drain.stalled_for() > WEDGED_S:
+                raise PartError(f"a wave of {live} lost a request or stands: {drain.document()}")
+        time.sleep(0.2)
+    finally:
+        bench.control(recorder=True, guard=True)
+        drain.stop()
+    return [measure(window, [stream.arrivals for stream in drain.streams]) for window in windows]
 
 
 def part_cost(bench: Bench) -> None:
-    """Pairs in one running server. The guard is off only with one or two live requests, which no graph pads."""
-    plans = {
-        "recorder, 8 live": (8, {"recorder": True, "guard": True}, {"recorder": False, "guard": True}),
-        "recorder, 1 live": (1, {"recorder": True, "guard": True}, {"recorder": False, "guard": True}),
-        "guard, 2 live": (2, {"recorder": True, "guard": True}, {"recorder": True, "guard": False}),
-        "both, 1 live": (1, {"recorder": True, "guard": True}, {"recorder": False, "guard": False}),
-    }
+    """The guard is off only at live counts that no graph pads."""
     result: dict[str, Any] = {}
-    for name, (live, on, off) in plans.items():
-        end = time.monotonic() + bench.left(bench.args.part_s / len(plans))
-        rows: list[dict[str, float]] = []
-        bench.control(**on)
-        wave(bench, live, bench.args.wave)
-        while len(rows) < bench.args.pairs and time.monotonic() + 4.0 < end:
-            row = {}
-            order = ("on", "off") if len(rows) % 2 == 0 else ("off", "on")
-            for which in order:
-                bench.control(**(on if which == "on" else off))
-                row[which] = wave(bench, live, bench.args.wave)
-            rows.append(row)
-        costs = [100.0 * (row["off"] - row["on"]) / row["off"] for row in rows]
-        result[name] = {
-            "cost_percent": interval(costs), "tokens_per_s_off": statistics.median([row["off"] for row in rows]) if rows else None,
-            "pairs": rows, "live": live,
-        }  # fmt: skip
-        say(f"cost {name}: {result[name]['cost_percent']}")
+    plans = plans_of(bench.args.cost_plans)
+    for name, live in plans:
+        end = time.monotonic() + bench.left(bench.args.cost_s)
+        windows: list[Window] = []
+        waves, failed = 0, ""
+        while len(windows) < 2 * bench.args.pairs:
+            try:
+                more = toggled(bench, name, live, end, bench.args.pairs - len(windows) // 2, waves)
+            except PartError as error:
+                failed = str(error)
+                break
+            if not more:
+                break
+            windows, waves = [*windows, *more], waves + 1
+        plan = f"{name}, {live} live"
+        result[plan] = {**cost_document(windows), "live": live, "waves": waves, "window_s": bench.args.window_s, "failed": failed}
+        lost, longer = result[plan]["throughput_lost_percent"], result[plan]["gap_longer_percent"]
+        say(f"cost {plan}: throughput {lost}; gap {longer}; left out {result[plan]['left_out']}")
         bench.put("cost", result)
-    bench.control(recorder=True, guard=True)
+        if failed:
+            raise PartError(f"{plan}: {failed}")
 
 
-def unwedge(bench: Bench, part: str, more: Sequence[str]) -> None:
-    result: dict[str, Any] = {}
+def wedge(bench: Bench, part: str, result: dict[str, Any]) -> tuple[Drain, Drain]:
+    """A guarded drain, twice, and the same unguarded, which wedges: (guarded, wedged). Raises PartError."""
     bench.control(guard=True)
     guarded, _ = bench.drain(77)
     again, _ = bench.drain(77)
@@ -362,6 +445,13 @@ def unwedge(bench: Bench, part: str, more: Sequence[str]) -> None:
     if not result["wedged"]:
         raise PartError(f"the drain did not wedge: {drain.document()}")
     say(f"{part}: wedged with {drain.live} live")
+    return guarded, drain
+
+
+def unwedge(bench: Bench, part: str, more: Sequence[str]) -> None:
+    result: dict[str, Any] = {}
+    guarded, drain = wedge(bench, part, result)
+    before = bench.releases()
     server = bench.server
     assert server is not None
     assert server.process is not None
@@ -373,13 +463,20 @@ def unwedge(bench: Bench, part: str, more: Sequence[str]) -> None:
         result[name] = {**done, "seconds": time.monotonic() - began}
         bench.put(part, result)
         say(f"{part} {name}: status {done['status']} after {result[name]['seconds']:.1f} s")
+    after = bench.releases()
+    result["releases_by_rank"] = {rank: total - before.get(rank, 0) for rank, total in after.items()}
+    freed(bench, part, result, guarded, drain)
+
+
+def freed(bench: Bench, part: str, result: dict[str, Any], guarded: Drain, drain: Drain) -> None:
+    """What became of the survivors, and whether the server serves on."""
     drain.wait(bench.left(90.0))
     result["survivors"] = drain.document()
     result["tokens_flowed"] = drain.tokens > result["tokens_before"]
-    result["server_alive"] = server.alive
+    alive = result["server_alive"] = bench.server is not None and bench.server.alive
     result["guarded / unwedged"] = compare(guarded, drain)
     bench.put(part, result)
-    say(f"{part}: complete {drain.complete}, server alive {server.alive}")
+    say(f"{part}: complete {drain.complete}, server alive {alive}")
     if not drain.complete:
         raise PartError("the survivors did not complete")
     # Two at a time: four rows, never padded, with or without a guard.
@@ -403,6 +500,53 @@ def part_unwedge(bench: Bench) -> None:
 
 def part_unwedge_gdb(bench: Bench) -> None:
     unwedge(bench, "unwedge-gdb", ["--via", "debugger"])
+
+
+def part_unwedge_one_rank(bench: Bench) -> None:
+    """Rank 0 alone is asked to release, until it has nothing more; then rank 1; then both in turn. No word before on what must
+    happen: each answer, the tokens and the row states after it are kept."""
+    if bench.args.tp < 2:
+        raise PartError("one rank of two: start it with --tp 2 --gpu 0,1")
+    result: dict[str, Any] = {"steps": []}
+    guarded, drain = wedge(bench, "unwedge-one-rank", result)
+    before, ranks = bench.releases(), bench.ranks()
+    if len(ranks) < 2:
+        raise PartError(f"agents with a ring: {ranks}")
+    one, other = sorted(ranks)[:2]
+    # (who is asked, how long the tokens are watched after it)
+    turns = [(one, 5.0), (one, 1.0), (other, 5.0), *[(rank, 0.5) for _ in range(20) for rank in (one, other)]]
+    for rank, seconds in turns:
+        if not drain.live or bench.left() < 20.0:
+            break
+        step: dict[str, Any] = {"asked": rank, "tokens_before": drain.tokens, "answer": ask(bench, ranks[rank], release=True)}
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and drain.live:
+            time.sleep(0.05)
+        step |= {"tokens_after": drain.tokens, "live_after": drain.live, "stalled_s": drain.stalled_for()}
+        if drain.live and len(result["steps"]) < 6:
+            step["row_states"] = {str(each): ask(bench, name, release=False) for each, name in ranks.items()}
+        after = bench.releases()
+        step["releases_by_rank"] = {each: total - before.get(each, 0) for each, total in after.items()}
+        step["guard"] = [status["armed"].get("guard") for status in bench.agent_status() if status["armed"]]
+        result["steps"].append(step)
+        bench.put("unwedge-one-rank", result)
+        moved = step["tokens_after"] - step["tokens_before"]
+        say(f"unwedge-one-rank: asked {rank}: {json.dumps(step['answer'])[:300]}; {moved} tokens, {drain.live} live")
+    result["releases_by_rank"] = result["steps"][-1]["releases_by_rank"] if result["steps"] else {}
+    freed(bench, "unwedge-one-rank", result, guarded, drain)
+
+
+def ask(bench: Bench, name: str, *, release: bool) -> dict[str, Any]:
+    """The agent's answer through its ask file, or why there is none."""
+    from dsv4_repro.errors import ReproError
+    from dsv4_repro.repro.agent_ask import ask_release, ask_row_states
+
+    began = time.monotonic()
+    try:
+        answer = ask_release(bench.agents, name, guard=False) if release else ask_row_states(bench.agents, name)
+        return {**answer.model_dump(), "seconds": time.monotonic() - began}
+    except ReproError as error:
+        return {"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
 
 
 def command(argv: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -434,7 +578,7 @@ def command(argv: Sequence[str], seconds: float) -> dict[str, Any]:
 
 RUN: dict[str, Callable[[Bench], None]] = {
     "rescue": part_rescue, "guard": part_guard, "outputs": part_outputs, "cost": part_cost, "unwedge": part_unwedge,
-    "unwedge-gdb": part_unwedge_gdb, "control": part_control,
+    "unwedge-gdb": part_unwedge_gdb, "unwedge-one-rank": part_unwedge_one_rank, "control": part_control,
 }  # fmt: skip
 
 
@@ -452,10 +596,12 @@ def prepare(bench: Bench) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--summarise", type=Path, nargs="+", metavar="DIR", help="Markdown tables of the JSON files there; no run")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", default="", help=f"of {', '.join(PARTS)}; all that --tp allows")
     parser.add_argument("--port", type=int, default=8011)
-    parser.add_argument("--gpu", default="0", help="CUDA_VISIBLE_DEVICES of the server")
+    parser.add_argument("--gpu", default="", help="CUDA_VISIBLE_DEVICES of the server: 0,1 for --tp 2; the first ones")
+    parser.add_argument("--tp", type=int, default=1, help="ranks of the server, each with its GPU")
     parser.add_argument("--vllm", default="", help="PYTHONPATH of vLLM, if it is not installed")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--model-dir", type=Path, default=None)
@@ -466,8 +612,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--drains", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--wave", type=int, default=200, help="tokens of each request of a cost wave")
+    parser.add_argument("--cost-plans", default="recorder:8,recorder:1,guard:8,guard:2,both:8,none:8", help="switch:live")
+    parser.add_argument("--cost-s", type=float, default=60.0, help="seconds of each cost plan")
+    parser.add_argument("--pairs", type=int, default=60, help="of windows of a cost plan, at most")
+    parser.add_argument("--window-s", type=float, default=1.0, help="between two turns of a switch; the first 0.35 s are dropped")
+    parser.add_argument("--wave", type=int, default=12000, help="tokens of each request of a cost wave")
     parser.add_argument("--prompt", type=int, default=3000)
     parser.add_argument("--leaver", type=int, default=20)
     parser.add_argument("--output", type=int, default=60)
@@ -475,11 +624,30 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--start-s", type=float, default=240.0)
     parser.add_argument("--part-s", type=float, default=180.0)
     parser.add_argument("--budget-s", type=float, default=580.0)
-    bench = Bench(parser.parse_args(words))
-    asked = [part.strip() for part in bench.args.parts.split(",") if part.strip()]
+    args = parser.parse_args(words)
+    if args.summarise:
+        lines, wrong = tables(args.summarise)
+        print("\n".join(lines))
+        for line in wrong:
+            print(line, file=sys.stderr)
+        return 1 if wrong else 0
+    if args.out is None:
+        parser.error("--out DIR, or --summarise DIR")
+    args.gpu = args.gpu or ",".join(str(index) for index in range(args.tp))
+    if args.tp < 1 or len(args.gpu.split(",")) < args.tp:
+        parser.error(f"--tp {args.tp} needs as many GPUs: --gpu {args.gpu}")
+    if args.window_s < 2.0 * SETTLE_S:
+        parser.error(f"--window-s is at least {2.0 * SETTLE_S:g}")
+    asked = [part.strip() for part in args.parts.split(",") if part.strip()]
+    asked = asked or [part for part in PARTS if part != "unwedge-one-rank" or args.tp > 1]
     unknown = [part for part in asked if part not in PARTS]
     if unknown:
         parser.error(f"no part {unknown[0]}; there are {', '.join(PARTS)}")
+    try:
+        plans_of(args.cost_plans)
+    except PartError as error:
+        parser.error(str(error))
+    bench = Bench(args)
     failed = 0
 
     def interrupted(number: int, frame: object) -> None:
