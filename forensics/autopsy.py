@@ -223,13 +223,22 @@ class _Document:
             sentence = f"{sentence} {_forecast_sentence(self.forecast[1])}"
         return sentence
 
-    def _agent(self) -> AgentRank | None:
-        """The worker whose agent tells most of the stand-still: one with the wait first."""
+    def _agent(self, device: DeviceFacts | None, judged: Any) -> AgentRank | None:
+        """The worker whose agent tells most of the stand-still: one with the wait first. Where the verdict rests on a look at a
+        device, that device's worker alone, known by its pid, its rank, or the word that is polled: ranks are not mixed."""
         late = [one for one in self.view.agents if one.wait is not None or overdue(one)]
+        if device is not None and device.pid is not None:
+            late = [one for one in late if one.pid == device.pid]
+        elif device is not None and device.rank is not None:
+            late = [one for one in late if one.rank == device.rank]
+        elif device is not None and len(self.view.agents) > 1:
+            polled = {wait.address for wait in judged.waits} if judged is not None else set()
+            late = [one for one in late if one.wait is not None and hex(one.wait.address) in polled]
+            late = late if len(late) == 1 else []
         return next((one for one in late if one.wait is not None), late[0] if late else None)
 
     def _window(self) -> Window:
-        held = self._agent()
+        held = self._agent(*self._deciding_device())
         step = agent_step(held) if held is not None else None
         if step is not None:
             return Window(
@@ -265,7 +274,7 @@ class _Document:
 
     def _chain(self, facts: DeviceFacts | None, judged: Any) -> tuple[ChainLink, ...]:
         """The full judgement's links, with what the log adds to the upper ones. Only for barriers, and for a predicted trigger."""
-        held = self._agent()
+        held = self._agent(facts, judged)
         if self.result.class_ not in ("gpu-spin-barrier", "gpu-kernel-stuck", "unknown") or (
             judged is None and self.forecast is None and held is None
         ):

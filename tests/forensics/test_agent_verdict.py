@@ -156,3 +156,33 @@ def test_two_ranks_each_cite_their_own(tmp_path: Path) -> None:
     assert words(found) == ("gpu-spin-barrier", "peer-left", "medium")
     decisive = (found.model_extra or {})["decisive"]
     assert [row["text"].partition(":")[0] for row in decisive if row["rule"] == "agent-row-states"] == ["rank 0", "rank 1"]
+
+
+#: What cuda-gdb showed of the same worker, as recorded (lines of its threads left out).
+LOOK = (Path(__file__).parent / "recorded" / "cuda_gdb-wedged-vllm-0.23.0.txt").read_bytes()
+
+
+def test_a_look_at_the_device_decides_and_the_agent_measures_what_it_could_not_see(tmp_path: Path) -> None:
+    alone = judge(tmp_path / "a", {"cuda_gdb.txt": LOOK})
+    assert words(alone) == ("gpu-spin-barrier", "peer-left", "high")
+    assert {link.link: link.status for link in alone.chain}["producer"] == "inferred"
+    found = judge(tmp_path / "b", {"cuda_gdb.txt": LOOK, **RING, **STATES})
+    assert words(found) == ("gpu-spin-barrier", "peer-left", "high")
+    assert found.verdict.identity == alone.verdict.identity
+    status = {link.link: link.status for link in found.chain}
+    assert [status[name] for name in ("drain", "mtp", "graph-padding", "producer", "barrier")] == ["measured"] * 5
+
+
+def test_ranks_are_not_mixed_in_one_chain(tmp_path: Path) -> None:
+    other = row_states(launches=[launch(workspace="0x7f8dd2000000")])
+    two = {"cuda_gdb.txt": LOOK, "ring-2585-7283.bin": ring(), "ring-2586-7284.bin": ring(pid=2586, rank=1)}
+    known = {"row_states-rank0-pid-2585.json": row_states(), "row_states-rank1-pid-2586.json": other}
+    found = judge(tmp_path / "a", {**two, **known})
+    links = {link.link: link for link in found.chain}
+    paths = {item.id: item.path for item in found.evidence}
+    assert [paths[one] for one in links["drain"].evidence] == ["ring-2585-7283.bin"]
+    assert [paths[one] for one in links["producer"].evidence] == ["row_states-rank0-pid-2585.json"]
+    # The word that the debugger saw polled is in nobody's row states: whose step this is stays open.
+    del known["row_states-rank0-pid-2585.json"]
+    strange = judge(tmp_path / "b", {**two, **known})
+    assert {link.link: link.status for link in strange.chain}["drain"] == "not observed"
