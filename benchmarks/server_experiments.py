@@ -421,8 +421,9 @@ def part_cost(bench: Bench) -> None:
             windows, waves = [*windows, *more], waves + 1
         plan = f"{name}, {live} live"
         result[plan] = {**cost_document(windows), "live": live, "waves": waves, "window_s": bench.args.window_s, "failed": failed}
-        lost, longer = result[plan]["throughput_lost_percent"], result[plan]["gap_longer_percent"]
-        say(f"cost {plan}: throughput {lost}; gap {longer}; left out {result[plan]['left_out']}")
+        for what in ("throughput_lost_percent", "steps_lost_percent", "gap_longer_percent"):
+            found = result[plan][what]
+            say(f"cost {plan}: {what} {found['mean']} ({found['low']} to {found['high']}), {found['n']} pairs")
         bench.put("cost", result)
         if failed:
             raise PartError(f"{plan}: {failed}")

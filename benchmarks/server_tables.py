@@ -206,10 +206,12 @@ def _costs(documents: Documents) -> list[str]:
             left_out = sum(one.get("left_out", {}).values())
             rows.append([
                 plan, file, "two waves a pair" if old else f"windows of {one.get('window_s', 0):g} s", len(one.get("pairs", [])),
-                "-" if old else left_out, _interval(lost), "-" if old else _interval(one.get("gap_longer_percent")),
+                "-" if old else left_out, _interval(lost), "-" if old else _interval(one.get("steps_lost_percent")),
+                "-" if old else _interval(one.get("gap_longer_percent")),
                 _number(one.get("tokens_per_s_off"), 0), "-" if old else _number(one.get("gap_ms_off"), 2),
             ])  # fmt: skip
-    head = ["switch", "file", "method", "pairs", "left out", "throughput lost, %", "gap longer, %", "tokens/s off", "gap off, ms"]
+    head = ["switch", "file", "method", "pairs", "left out", "tokens/s lost, %", "steps/s lost, %", "gap longer, %"]
+    head += ["tokens/s off", "gap off, ms"]
     return _table(
         "Cost",
         head,

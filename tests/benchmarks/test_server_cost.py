@@ -43,7 +43,8 @@ def document(slower: float, **more: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("slower", [0.03, 0.0, -0.02])
 def test_intervals_cover_the_injected_slowdown_in_most_runs(slower: float) -> None:
-    truth = {"throughput_lost_percent": 100.0 * (1.0 - 1.0 / (1.0 + slower)), "gap_longer_percent": 100.0 * slower}
+    lost = 100.0 * (1.0 - 1.0 / (1.0 + slower))
+    truth = {"throughput_lost_percent": lost, "steps_lost_percent": lost, "gap_longer_percent": 100.0 * slower}
     covered = dict.fromkeys(truth, 0)
     for seed in range(20):
         found = document(slower, seed=seed, pairs=12, live=2)
@@ -55,7 +56,7 @@ def test_intervals_cover_the_injected_slowdown_in_most_runs(slower: float) -> No
 
 def test_three_percent_is_told_from_nothing_with_thirty_pairs() -> None:
     slow, same = document(0.03), document(0.0)
-    for name in ("throughput_lost_percent", "gap_longer_percent"):
+    for name in ("throughput_lost_percent", "steps_lost_percent", "gap_longer_percent"):
         assert slow[name]["low"] > 1.0
         assert same[name]["low"] < 0.0 < same[name]["high"]
 

@@ -45,14 +45,16 @@ def test_each_row_names_its_file_and_hardware(tmp_path: Path) -> None:
 def test_cost_of_both_methods(tmp_path: Path) -> None:
     value = {"n": 30, "mean": 0.4, "low": -0.1, "high": 0.9}
     windows = {
-        "throughput_lost_percent": value, "gap_longer_percent": {**value, "mean": 0.5}, "tokens_per_s_off": 1120.0,
-        "gap_ms_off": 7.1, "left_out": {"x": 2}, "pairs": [{}] * 30, "window_s": 1.0,
+        "throughput_lost_percent": value, "steps_lost_percent": value, "gap_longer_percent": {**value, "mean": 0.5},
+        "tokens_per_s_off": 1120.0, "gap_ms_off": 7.1, "left_out": {"x": 2}, "pairs": [{}] * 30, "window_s": 1.0,
     }  # fmt: skip
     waves = {"cost_percent": {"n": 2, "mean": 10.4, "low": -6.1, "high": 27.0}, "tokens_per_s_off": 300.0, "pairs": [{}] * 2}
     written(tmp_path, {"cost": {"recorder, 8 live": windows, "guard, 2 live": waves}})
     text = "\n".join(tables([tmp_path])[0])
-    assert "windows of 1 s | 30 | 2 | +0.40 (-0.10 to +0.90) | +0.50 (-0.10 to +0.90) | 1120 | 7.10 |" in text
-    assert "two waves a pair | 2 | - | +10.40 (too few for an interval) | - |" in text
+    assert (
+        "windows of 1 s | 30 | 2 | +0.40 (-0.10 to +0.90) | +0.40 (-0.10 to +0.90) | +0.50 (-0.10 to +0.90) | 1120 | 7.10 |" in text
+    )
+    assert "two waves a pair | 2 | - | +10.40 (too few for an interval) | - | - |" in text
 
 
 def test_unwedge_outputs_one_rank_and_failures(tmp_path: Path) -> None:
