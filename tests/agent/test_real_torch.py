@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dsv4_repro_agent.guard import Guard
+from dsv4_repro_agent import guard as guard_module
+from dsv4_repro_agent.guard import Guard, load_clamp
 from dsv4_repro_agent.hooks import Hooks
 from dsv4_repro_agent.recorder import Recorder
 from dsv4_repro_agent.ring import Ring
@@ -79,3 +80,44 @@ def test_no_cuda_is_said_once_and_nothing_is_recorded_on_a_device() -> None:
     recorder = Recorder(said, no_ring, lambda: None)
     assert recorder._record_event(Step(1)) is None
     assert "no CUDA" in said.features["events"]["why"]
+
+
+@pytest.mark.parametrize("layout", ["whole", "offset", "columns", "every other", "empty", "scalar"])
+def test_the_clamps_kernel_is_run_on_memory_of_its_own(layout: str) -> None:
+    """Laid out as the lengths, which keep what they hold."""
+    base = torch.arange(-20, 44, dtype=torch.int32)
+    lengths = {
+        "whole": base, "offset": base[3:11], "columns": base.view(8, 8)[:, :2], "every other": base[1::2], "empty": base[:0],
+        "scalar": base[5],
+    }[layout]  # fmt: skip
+    before = base.clone()
+    load_clamp(lengths)
+    assert torch.equal(base, before)
+
+
+class OnDevice:
+    """A tensor that says it is on a GPU."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self.device = torch.device("cuda", 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
+@pytest.mark.parametrize(("needed", "capturing", "loads"), [(True, False, 2), (True, True, 0), (False, False, 0), (None, False, 0)])
+def test_the_clamp_is_loaded_once_for_each_layout_before_it_is_armed(
+    needed: bool | None, capturing: bool, loads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel's first launch waits for the device: armed first in a wedge it would block the driver, and the rescue with it."""
+    loaded: list[Any] = []
+    monkeypatch.setattr(guard_module, "load_clamp", loaded.append)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    guard = Guard(Said(), wanted=False)
+    guard.needed = needed
+    base = torch.tensor([-1] * 16, dtype=torch.int32)
+    for lengths in (base, base, base[1:], base[1:]):
+        assert not guard.apply((OnDevice(lengths),), torch.zeros(4, dtype=torch.int32))
+    assert len(loaded) == loads
+    assert int(base.max()) == -1

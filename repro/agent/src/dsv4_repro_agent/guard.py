@@ -11,7 +11,7 @@ from typing import Any
 
 from .said import Said
 
-__all__ = ["Guard", "clamp", "expansion_of_padding"]
+__all__ = ["Guard", "clamp", "expansion_of_padding", "load_clamp"]
 
 LIVE_LENGTH = 3059
 _ROOM = 64
@@ -76,6 +76,22 @@ def clamp(result: Any, shared: Any) -> bool:
     return True
 
 
+def load_clamp(lengths: Any) -> None:
+    """Run the clamp once on memory of its own that is laid out as ``lengths``: same type, device, strides and alignment, which
+    choose the kernel.
+
+    CUDA loads a kernel at its first launch, and that waits for the device: armed for the first time while the GPU is wedged, the
+    clamp blocked the driver and with it the rescue's copies (seen on an H200, vLLM 0.23.0).
+    """
+    import torch
+
+    size, stride = tuple(lengths.shape), tuple(lengths.stride())
+    extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True) if length)
+    first = lengths.data_ptr() % 16 // lengths.element_size()
+    room = torch.zeros(extent + first, dtype=lengths.dtype, device=lengths.device)
+    torch.as_strided(room, size, stride, first).clamp_(min=0)
+
+
 class Guard:
     """``active``: lengths are clamped. ``needed``: the build lacks the clamp (None: not known yet, or it cannot be told)."""
 
@@ -85,6 +101,7 @@ class Guard:
         self.needed: bool | None = None
         #: Metadata builds that were clamped.
         self.clamped = 0
+        self._loaded: set[tuple[Any, ...]] = set()
 
     def examine(self, function: Any) -> None:
         """Run the build's own function and say what follows."""
@@ -129,6 +146,19 @@ class Guard:
 
     def apply(self, result: Any, shared: Any) -> bool:
         """Clamp if active. Returns whether it did."""
+        if self.needed is True:
+            self._load(result[0])
         done = self.active and clamp(result, shared)
         self.clamped += done
         return done
+
+    def _load(self, lengths: Any) -> None:
+        """The clamp's kernel, before it is needed; not while a graph is captured, which would keep it."""
+        key = (str(lengths.device), lengths.dtype, lengths.is_contiguous(), lengths.dim(), lengths.data_ptr() % 16)
+        if key in self._loaded or lengths.device.type != "cuda":
+            return
+        import torch
+
+        if not torch.cuda.is_current_stream_capturing():
+            self._loaded.add(key)
+            load_clamp(lengths)
