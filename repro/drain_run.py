@@ -114,6 +114,7 @@ def refuse_server_flags(server: ServerFlags | None, ground: str) -> None:
     if server is None:
         return
     given = [name for name in ("url", "python", "port", "bare", "guard", "rescue") if getattr(server, name) not in (None, False)]
+    given += ["attach" if server.attach else "no-attach"] * (server.attach is not None)
     words = [f"--{name}" for name in given] + ["words after --"] * bool(server.engine)
     if words:
         raise UsageError(f"{', '.join(words)}: only --on server has that", help_text=f"It would run --on {ground}")

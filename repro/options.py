@@ -126,6 +126,15 @@ class ServerFlags:
     rescue: Annotated[bool, typer.Option("--rescue", help="With --on server: the agent releases the known wait from inside.")] = (
         False
     )
+    attach: Annotated[
+        bool | None,
+        typer.Option(
+            "--attach/--no-attach",
+            help="With --on server: cuda-gdb on each worker of a hung server (--url: only with --yes or this); after it the driver "
+            "makes no GPU core dump.",
+            show_default=False,
+        ),
+    ] = None
     engine: Annotated[
         list[str] | None,
         typer.Argument(

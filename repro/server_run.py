@@ -269,13 +269,16 @@ def _first_lines(
         lines.append("--guard: the producer's clamp at run time")
     if options is not None and options.rescue:
         lines.append("--rescue: the agent releases the known wait from inside")
-    disturb = [
-        word
-        for word, on in (("cuda-gdb is attached to each worker", attach), ("a GPU core dump is taken", settings.allow_dump))
-        if on
-    ]
-    lines.append("on a hang: " + ("; ".join(disturb) or "only what disturbs nothing is read (--yes allows a debugger)"))
-    if options is not None and not options.bare and not settings.allow_dump:
+    if attach:
+        disturb = (
+            "cuda-gdb is attached to each worker, after which the driver makes no GPU core dump (--no-attach --dump takes one)"
+        )
+    elif settings.allow_dump:
+        disturb = "a GPU core dump is taken, which ends the worker; no debugger is attached"
+    else:
+        disturb = "only what disturbs nothing is read (--attach allows a debugger)"
+    lines.append(f"on a hang: {disturb}")
+    if options is not None and not options.bare and not settings.allow_dump and not attach:
         lines.append("a GPU core dump ends the worker and is not taken without consent: --dump or --yes")
     return [*lines, *windows.notes, *server.notes]
 
@@ -298,6 +301,8 @@ def _command(server: _Server, flags: RunFlags, asked: ServerFlags, plan_file: Pa
         if value is not None:
             words += [f"--{name}", str(value)]
     words += [f"--{name}" for name in ("bare", "guard", "rescue") if getattr(asked, name)]
+    if asked.attach is not None:
+        words.append("--attach" if asked.attach else "--no-attach")
     if flags.tp != 1:
         words += ["--tp", str(flags.tp)]
     if flags.trials != 1:
@@ -363,7 +368,7 @@ def server_job(
         raise UsageError(
             "--unwedge: a server is released by its own verb, because a release frees one launch", help_text="dsv4-repro unwedge"
         )
-    attach = given.url is None or common.yes
+    attach = given.attach if given.attach is not None else given.url is None or common.yes
     command = _command(chosen, flags, given, plan_flags.plan)
     setup = ServerSetup(
         windows=windows,
@@ -375,7 +380,9 @@ def server_job(
         facts=facts,
         timeout_s=common.timeout,
         attach=attach,
-        again=shlex.join([*command[:3], "--dump", *command[3:]]),
+        again=shlex.join(
+            [*command[:3], "--no-attach", "--dump", *(word for word in command[3:] if word not in ("--attach", "--no-attach"))]
+        ),
         retry=shlex.join([*command[:3], "--trials", "3", *command[3:]]),
         progress=screen.progress,
     )

@@ -99,7 +99,7 @@ def test_a_wedge_is_status_3_with_evidence_and_a_report(drain: Run) -> None:
     hung = next(line for line in _lines(folder) if line["kind"] == "hung")
     assert hung["live"] == 3
     assert hung["detail"]["stood_still_s"] <= 5.0
-    assert "run drain --dump" in document["next"]
+    assert "run drain --no-attach --dump" in document["next"]
 
 
 def test_a_healthy_server_with_the_window_reached_is_status_0_and_the_plan_can_be_replayed(drain: Run, plan: Path) -> None:
@@ -184,6 +184,26 @@ def test_a_port_that_is_taken_is_named(drain: Run) -> None:
         status, document, _, _ = drain("", "--port", str(port))
     assert status == 5
     assert f"port {port} is taken" in document["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "not_said"),
+    [
+        ([], "cuda-gdb is attached to each worker", "a GPU core dump is taken"),
+        (["--yes"], "cuda-gdb is attached to each worker", "a GPU core dump is taken"),
+        (["--no-attach", "--dump"], "a GPU core dump is taken, which ends the worker", "cuda-gdb is attached"),
+        (["--no-attach"], "only what disturbs nothing is read", "cuda-gdb is attached"),
+    ],
+)
+def test_what_a_hang_will_be_read_with_is_said_first(drain: Run, words: list[str], said: str, not_said: str) -> None:
+    """After an attach the driver makes no dump: only one of the two is promised."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        _, _, error, _ = drain("", "--port", str(taken.getsockname()[1]), *words)
+    text = " ".join(error.split())
+    assert said in text
+    assert not_said not in text
 
 
 @pytest.mark.parametrize(
