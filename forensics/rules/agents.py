@@ -93,6 +93,8 @@ def rule_agent_step(view: View) -> Iterator[Finding]:
     long = all(one.age_s is not None and one.age_s >= _LONG_S for one in late)
     strength = FAIR if alone and (view.flow.frozen or long) and not view.flow.moving else WEAK
     yield supported(rule, "gpu-kernel-stuck", strength, f"{text}: the GPU does not finish", refs)
+    if not view.flow.moving:
+        yield contradicted(rule, "not-hung", f"{text}: something does not move", refs)
     if everywhere and not view.flow.moving:
         for class_ in _HOST:
             yield contradicted(rule, class_, "every worker has launched the step: the host is not what it waits for", refs)

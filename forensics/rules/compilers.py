@@ -111,6 +111,8 @@ def rule_compile_log(view: View) -> Iterator[Finding]:
             yield contradicted(
                 rule, "host-jit-compile", "tokens flowed after the last compile that the log reports", [last.ref], WEAK
             )
+        elif (seen := _waits_for_gpu(view)) and view.single_gpu is True:
+            yield contradicted(rule, "host-jit-compile", "the only worker waits for its GPU, and nothing compiles", seen)
         else:
             yield supported(
                 rule,
@@ -124,6 +126,13 @@ def rule_compile_log(view: View) -> Iterator[Finding]:
         yield contradicted(rule, "host-jit-compile", "the compile ended", [e.ref for e in (done or started)[-1:]], WEAK)
         return
     yield unknown(rule, "host-jit-compile", "no compile in the log")
+
+
+def _waits_for_gpu(view: View) -> list[Ref]:
+    """Threads of workers that wait for an event or in a launch; none if anything was seen to compile."""
+    if view.compilers or any(t.waits in ("jit-compile", "jit-lock") for p in view.processes for t in p.threads):
+        return []
+    return [t.ref for p in view.workers for t in p.threads if t.waits in ("cuda-event", "cuda-launch")]
 
 
 def _holder_dead(view: View) -> list[Ref]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..evidence.facts import LogEvent
+from .agents import overdue
 from .base import FAIR, STRONG, WEAK, Finding, contradicted, supported, unknown
 from .view import View
 
@@ -28,6 +29,7 @@ def rule_startup(view: View) -> Iterator[Finding]:
         after = [e for e in view.symptoms if view.before(last, e)]
         unplaced = [e for e in view.symptoms if e not in before and e not in after]
         calm = not after and not unplaced and not _later_trouble(view, last) and not view.flow.frozen
+        calm = calm and not any(overdue(one) for one in view.agents)
         served = [line for line in view.case.stats if line.generation_rate > 0 and view.before(last, line)]
         if calm and served and any(run.state in ("idle", "admission") for run in view.flow.stats):
             yield unknown(rule, "not-hung", "it started, served and then stopped serving: the start-up explains the old lines only",
@@ -42,6 +44,11 @@ def rule_startup(view: View) -> Iterator[Finding]:
                 [*(e.ref for e in before[-2:]), *(e.ref for e in work[-2:]), last.ref],
                 "startup",
             )
+            return
+        used = [e for e in view.events("jit") if view.before(last, e)]
+        if calm and used and view.phase == "started":
+            yield unknown(rule, "not-hung", "it started and computed something; what follows is another question",
+                          refs=[last.ref, used[-1].ref])  # fmt: skip
             return
         if calm and work and view.phase == "started":
             yield supported(

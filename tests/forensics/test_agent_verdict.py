@@ -186,3 +186,41 @@ def test_ranks_are_not_mixed_in_one_chain(tmp_path: Path) -> None:
     del known["row_states-rank0-pid-2585.json"]
     strange = judge(tmp_path / "b", {**two, **known})
     assert {link.link: link.status for link in strange.chain}["drain"] == "not observed"
+
+
+STARTED = LOG + (
+    "(Worker pid=2585) INFO 11-29 21:34:28 [gpu_model_runner.py:5092] Starting to load model /m...\n"
+    "(EngineCore pid=1764) INFO 11-29 21:34:34 [core.py:313] init engine (profile, create kv cache, warmup model) took 4.9 s\n"
+    "(APIServer pid=1158) INFO:     Application startup complete.\n"
+)
+NOTICE = (
+    "(Worker pid=2585) WARNING 11-29 21:34:37 [jit_monitor.py:103] Triton kernel JIT compilation during inference: _kernel. This "
+    "causes a latency spike\n"
+)
+
+
+def test_a_finished_start_is_no_proof_that_what_follows_moves(tmp_path: Path) -> None:
+    idle = judge(tmp_path / "a", {"log.txt": STARTED.encode()})
+    assert words(idle)[:2] == ("not-hung", "startup")
+    used = judge(tmp_path / "b", {"log.txt": (STARTED + NOTICE).encode()})
+    assert words(used)[0] == "unknown"
+    stuck = judge(tmp_path / "c", {"log.txt": STARTED.encode(), **RING})
+    assert words(stuck)[0] == "gpu-kernel-stuck"
+
+
+def test_a_worker_that_waits_for_its_gpu_does_not_compile(tmp_path: Path) -> None:
+    stats = (
+        "(APIServer pid=1158) INFO 11-29 21:34:{:02d} [loggers.py:310] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg "
+        "generation throughput: 0.0 tokens/s, Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%\n"
+    )
+    log = STARTED + NOTICE + stats.format(48) + stats.format(58)
+    stack = (
+        "Process 2585: VLLM::Worker\n"
+        "Python v3.12.3 (/usr/bin/python3.12)\n\n"
+        'Thread 2585 (active): "MainThread"\n'
+        "    GPUModelRunner._get_valid_sampled_token_count (vllm/v1/worker/gpu_model_runner.py:4773)\n"
+        "    WorkerProc.worker_busy_loop (vllm/v1/executor/multiproc_executor.py:982)\n"
+    )
+    assert words(judge(tmp_path / "a", {"log.txt": log.encode()}))[0] == "host-jit-compile"
+    found = judge(tmp_path / "b", {"log.txt": log.encode(), "stack.txt": stack.encode()})
+    assert words(found) == ("gpu-kernel-stuck", None, "low")
