@@ -105,7 +105,10 @@ class _Document:
         unread = self._unread()
         waits = self._waits(facts, judged) if result.class_ != "not-hung" else ()
         if result.class_ == "gpu-spin-barrier" and not waits and not unread:
-            unread.append(UnreadItem(what="the wait", why="no line shows the polled value and its target", remedy=result.next))
+            known = any(one.wait is not None for one in self.view.agents)
+            what = "the wait's instruction and target" if known else "the wait"
+            why = "memory alone was read, no block" if known else "no line shows the polled value and its target"
+            unread.append(UnreadItem(what=what, why=why, remedy=result.next))
         identity = (
             judged.verdict.identity
             if judged is not None and judged.verdict.class_ == result.class_

@@ -40,6 +40,7 @@ def test_ring_and_row_states_tell_the_known_wait_and_the_upper_chain(tmp_path: P
     assert words(found) == ("gpu-spin-barrier", "peer-left", "medium")
     assert found.verdict.signature == "vllm-51593"
     assert "no instruction was seen" in (found.verdict.sentence or "")
+    assert found.unread[0].what == "the wait's instruction and target"
     links = {link.link: link for link in found.chain}
     assert {name: links[name].status for name in ("drain", "mtp", "graph-padding", "producer", "barrier", "disagreement")} == {
         "drain": "measured", "mtp": "measured", "graph-padding": "measured", "producer": "measured", "barrier": "measured",
