@@ -33,12 +33,15 @@ _GO_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the starter makes of the first reading. ``addresses``: words that may be written; empty: nothing is, and ``why``."""
+    """What the starter makes of the first reading. ``addresses``: words that may be written; empty: nothing is, and ``why``.
+
+    ``group_size``: blocks of a group; at each stop all of a group but its leader must have left."""
 
     kernel: str = ""
     addresses: tuple[int, ...] = ()
     expected: int = 1
     why: str = ""
+    group_size: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class Releaser:
                     answer = {
                         "kernel": judged.kernel, "addresses": list(judged.addresses), "expected": judged.expected,
                         "value": self._value, "most": self._most, "pause_s": self._pause_s,
-                        "patience_s": self._patience_s,
+                        "patience_s": self._patience_s, "group_size": judged.group_size,
                     }  # fmt: skip
                     write_artefact(self._folder / "go", json.dumps(answer))
                 else:

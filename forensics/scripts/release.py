@@ -3,9 +3,10 @@
     cuda-gdb -q -iex "set auto-solib-add off" -iex "set mi-async on" -p PID -x release.py      (standard input held open, no -batch)
 
 1. What ``hang.py`` reads is printed, and nothing is written before the starter has judged it and answers with a file ``go`` (JSON:
-   ``kernel`` base name, ``addresses`` that may be written, ``expected``, ``value``, ``most``, ``pause_s``).
+   ``kernel`` base name, ``addresses`` that may be written, ``expected``, ``value``, ``group_size``, ``most``, ``pause_s``).
 2. At each stop: for each resident block of that kernel, the polled word's address is found again from its registers; it must be one
-   of ``addresses``, and the word, read again, must still hold ``expected``. Then, and only then, it is written.
+   of ``addresses``, no other block of its group may be resident (a launch that is at work passes the same state: one arrival, the
+   peer on its way), and the word, read again, must still hold ``expected``. Then, and only then, it is written.
 3. The process goes on for ``pause_s`` and is stopped again: the next launch with the same batch has come to its own wait. (A
    blocking ``continue`` ended by a signal never comes back with cuda-gdb 13.0; ``continue &`` with the event loop does.)
 4. Nothing that fits was found for ``patience_s`` (0: at one stop; more where other ranks are released beside this one), ``most``
@@ -80,29 +81,41 @@ def word(address: int) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def not_alone(block: tuple[int, ...], resident: list[tuple[int, ...]], size: int) -> str:
+    """Why a block is not the leader that its whole group has left, or nothing."""
+    x, y, z = block
+    if x % size:
+        return f"block {x} is not the leader of its group"
+    peers = [one[0] for one in resident if one[1:] == (y, z) and one[0] // size == x // size and one[0] != x]
+    return f"block {peers[0]} of block {x}'s group is still there: it may arrive" if peers else ""
+
+
 def waits(go: dict[str, Any]) -> tuple[list[int], str]:
     """Addresses that are waited on and may be written, or none and why."""
     numbers = kernels_named(str(go["kernel"]))
     if not numbers:
         return [], f"no {go['kernel']} is resident"
     found: list[int] = []
-    why = "no block waits"
+    why: list[str] = []
     for kernel in numbers[:4]:
-        for block in HANG["blocks"](kernel)[:16]:
+        resident = HANG["blocks"](kernel)
+        for block in resident[:16]:
             x, y, z = block
             if quietly(f"cuda kernel {kernel} block ({x},{y},{z}) thread (0,0,0)") is None:
                 continue
             code = quietly("x/48i $pc-384") or quietly("x/24i $pc")
             address, how = HANG["polled_address"](code or "")
             if address is None:
-                why = f"block {x}: {how}"
+                why.append(f"block {x}: {how}")
             elif address not in go["addresses"]:
-                why = f"block {x} polls {address:#x}, which is none of the words that were judged"
+                why.append(f"block {x} polls {address:#x}, which is none of the words that were judged")
+            elif there := not_alone(block, resident, int(go["group_size"])):
+                why.append(there)
             elif (value := word(address)) != go["expected"]:
-                why = f"block {x}: the word at {address:#x} is {value}, not {go['expected']}"
+                why.append(f"block {x}: the word at {address:#x} is {value}, not {go['expected']}")
             elif address not in found:
                 found.append(address)
-    return found, why
+    return found, "; ".join(why[:4]) or "no block waits"
 
 
 def release(go: dict[str, Any]) -> bool:

@@ -91,7 +91,7 @@ class Patient(types.ModuleType):
         elif command == "info cuda kernels":
             return self.troubles.get("kernels", KERNELS) if self.left > 0 else "No CUDA kernels.\n"
         elif command.startswith("info cuda blocks"):
-            return BLOCKS
+            return self.troubles.get("blocks", BLOCKS)
         elif command.startswith("x/"):
             return CODE
         elif command.startswith("print *(@global int*)"):
@@ -116,7 +116,7 @@ def release(
         if go is not None:
             document = {
                 "kernel": "persistent_topk_kernel", "addresses": [COUNTER, COUNTER + 3088], "expected": 1, "value": RELEASE_COUNT,
-                "most": 100, "pause_s": 0.03, **go,
+                "most": 100, "pause_s": 0.03, "group_size": 2, **go,
             }  # fmt: skip
             (tmp_path / "go").write_text(json.dumps(document))
         monkeypatch.setitem(sys.modules, "gdb", patient)
@@ -162,6 +162,9 @@ def test_a_starter_that_says_stop_is_obeyed_before_anything_is_written(release: 
         ({"kernel": "another_kernel"}, {}, "no another_kernel is resident"),
         ({}, {"counter": 0}, "is 0, not 1"),
         ({}, {"counter": 2}, "is 2, not 1"),
+        ({}, {"blocks": BLOCKS + "  (13,0,0) running   0    9\n"}, "block 13 of block 12's group is still there"),
+        ({"group_size": 4}, {"blocks": BLOCKS + "  (15,0,0) running   0    9\n"}, "block 15 of block 12's group is still there"),
+        ({}, {"blocks": BLOCKS.replace("(12,0,0)", "(13,0,0)")}, "block 13 is not the leader"),
         ({}, {"kernels": KERNELS.replace("persistent_topk_kernel", "decode_attention")}, "no persistent_topk_kernel is resident"),
         ({}, {"kernels": KERNELS.replace("persistent_topk_kernel", "not_persistent_topk_kernel")}, "no persistent_topk_kernel"),
     ],
@@ -171,6 +174,11 @@ def test_anything_but_the_judged_wait_is_left_alone(release: Any, go: Any, troub
     assert not [command for command in patient.asked if command.startswith("set var")]
     assert says in events[-1]["why"]
     assert patient.detached
+
+
+def test_blocks_of_other_groups_do_not_keep_a_wait_from_its_release(release: Any) -> None:
+    _, events, _ = release(2, {}, troubles={"blocks": BLOCKS + "  (11,0,0) running   0    9\n  (14,0,0) running   0   10\n"})
+    assert events[-1]["writes"] == 2
 
 
 def test_the_number_of_writes_is_bounded(release: Any) -> None:
