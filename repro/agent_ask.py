@@ -109,7 +109,7 @@ def _asked(folder: Path, name: str, request: dict[str, Any], timeout: float, clo
 
 def _checked(document: dict[str, Any], path: Path, kind: type[_Answer]) -> _Answer:
     if "error" in document:
-        raise UnavailableError(f"the agent cannot read the row states: {str(document['error'])[:300]}")
+        raise UnavailableError(f"the agent says: {str(document['error'])[:300]}")
     try:
         return kind.model_validate(document)
     except ValidationError as error:

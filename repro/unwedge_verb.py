@@ -152,7 +152,9 @@ class _Work:
         )  # fmt: skip
         self.keep(outcomes, number)
         if all(one.state in ("refused", "failed", "skipped") for one in outcomes):
-            return "nothing was released: " + "; ".join(f"pid {one.pid}: {one.why}" for one in outcomes)
+            known = all(one.writes is not None for one in outcomes)
+            said = "nothing was released: " if known else "whether anything was released is not known: "
+            return said + "; ".join(f"pid {one.pid}: {one.why}" for one in outcomes)
         if any(one.state in ("died", "left") for one in outcomes):
             return "; ".join(f"pid {one.pid}: {one.state}: {one.why}" for one in outcomes if one.state in ("died", "left"))
         return wait_for_recovery(before, counters, seconds=RECOVERY_S, clock=self.clock)
@@ -289,7 +291,8 @@ def run_unwedge(
         return document("inconclusive", 5, refused=str(error))
     outcome, status = _judge(work, last, target)
     screen.say(printable(why), style="good" if outcome == "clean" else "bad")
-    cordon = cordon_lines(target.base_url, target.api_pid) if any(row.get("writes") for row in work.rows) else ()
+    # A number of writes that is not known (no entry) may be one: cordoned, too.
+    cordon = cordon_lines(target.base_url, target.api_pid) if any(row.get("writes", 1) for row in work.rows) else ()
     screen.say(*(printable(line) for line in cordon))
     return document(
         outcome, status, ranks=tuple(work.rows), fillers=work.fillers, cordon=cordon, why=why, folder=str(folder),

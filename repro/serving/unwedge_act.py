@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,6 +21,7 @@ from ...errors import RefusedError, ReproError
 from ...forensics.collect.cuda_release import Releaser, Verdict
 from ...kernels.abi import RELEASE_COUNT
 from ..agent_ask import ask_release
+from ..agent_show import read_agents
 from .load_sources import engine_counters
 from .ranks import is_same
 from .records import EngineSample, Rank, ServerTarget
@@ -51,7 +52,7 @@ Counters = Callable[[], EngineSample | None]
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """What became of one rank. ``writes``: None: not known (a debugger that died)."""
+    """What became of one rank. ``writes``: None: not known (a debugger that died, an agent that did not answer)."""
 
     pid: int
     rank: int | None
@@ -86,8 +87,10 @@ class Fillers(Protocol):
 @contextmanager
 def locked(target: ServerTarget, folder: Path | None = None) -> Iterator[Path]:
     """Hold the machine's lock on this server; RefusedError where somebody else releases it now. The kernel frees it with us."""
-    ranks = "-".join(str(rank.pid) for rank in target.ranks[:4])
-    start = target.ranks[0].start_ticks if target.ranks else 0
+    # By pid, not in the order of ranks: their numbers may be known to one of two callers only.
+    workers = sorted(target.ranks, key=lambda rank: rank.pid)
+    ranks = "-".join(str(rank.pid) for rank in workers[:4])
+    start = workers[0].start_ticks if workers else 0
     path = (folder or Path(tempfile.gettempdir())) / f"dsv4-repro-unwedge-{ranks}-{start}.lock"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -116,9 +119,18 @@ def still_moving(before: float | None, counters: Counters, clock: Clock = SYSTEM
     return "", True
 
 
+def _counted(folder: Path, name: str) -> int | None:
+    """Releases since the worker started, by its recorder; None: not known."""
+    try:
+        return next((one.releases for one in read_agents(folder).ranks if one.name == name and one.ring), None)
+    except ReproError:
+        return None
+
+
 def _by_agent(rank: Rank, plan: RankPlan, folder: Path, name: str, guard: bool, clock: Clock) -> RankOutcome:
     """Ask again while launches are released; end when it says that nothing is left."""
     began = clock.monotonic()
+    before = _counted(folder, name)
     writes, why, armed = 0, "", None
 
     def outcome(state: State, text: str) -> RankOutcome:
@@ -131,7 +143,12 @@ def _by_agent(rank: Rank, plan: RankPlan, folder: Path, name: str, guard: bool, 
         except ReproError as error:
             if not is_same(rank):
                 return outcome("died", "the process ended meanwhile")
-            return outcome("released" if writes else "failed", f"its agent: {error}")
+            # It may have released and been held up before it could say so (seen on a card).
+            after = _counted(folder, name)
+            if before is None or after is None:
+                return replace(outcome("released" if writes else "failed", f"its agent: {error}"), writes=writes or None)
+            writes = max(after - before, writes)
+            return outcome("released" if writes else "failed", f"its agent: {error}; {writes} released, by its recorder's count")
         writes += answer.released
         why, armed = answer.why_no_more, answer.guard
         idle = 0 if answer.released else idle + 1
@@ -155,7 +172,7 @@ def _by_debugger(
         try:
             path.write_text(text, encoding="utf-8")
             return judge_diagnosis(diagnose_transcript(path, ground="process", hung=True))
-        except (ReproError, OSError, ValueError, LookupError) as error:
+        except Exception as error:  # a frozen process waits for the answer: whatever fails, it is no, and at once
             return Verdict(why=f"the reading could not be judged: {type(error).__name__}: {error}")
 
     patience = 0.0 if alone else PATIENCE_S

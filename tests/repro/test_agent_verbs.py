@@ -215,7 +215,7 @@ LAUNCH = {
     ("more", "error", "says"),
     [
         (None, DeadlineError, "did not answer within 2 s"),
-        ({"error": "blocked"}, UnavailableError, "cannot read the row states: blocked"),
+        ({"error": "blocked"}, UnavailableError, "the agent says: blocked"),
         ({}, EvidenceError, "launches"),
         ({"launches": 3, "stalled_s": 0}, EvidenceError, "launches"),
         ({"launches": [{**LAUNCH, "workspace": "rm"}], "stalled_s": 0}, EvidenceError, "workspace"),
