@@ -313,6 +313,41 @@ def test_a_release_that_is_asked_for_has_the_conditions_of_the_rescue(
     assert not one.guard.active
 
 
+def test_a_request_to_read_never_releases_although_one_to_release_comes_in_between(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=False)
+
+    class Racing(Agent):
+        """Between two looks at what is asked, the other thread takes in a request to release."""
+
+        waiting: tuple[str, bool] | None = None
+        reads = 0
+
+        @property
+        def _ask(self) -> tuple[str, bool] | None:  # type: ignore[override]
+            found, self.reads = self.waiting, self.reads + 1
+            if self.reads == 1:
+                (one.folder / f"ask-{self.name}.json").write_text(json.dumps({"id": "two", "kind": "release"}))
+                self._files(0.0)
+            return found
+
+        @_ask.setter
+        def _ask(self, value: tuple[str, bool] | None) -> None:
+            self.waiting = value
+
+    agent = Racing(one.agent.settings, one.said, one.recorder, one.guard, one.hooks, vllm="0.23.0")
+    done: list[str] = []
+    agent.row_states = lambda stream: done.append("read") or {}  # type: ignore[assignment,func-returns-value,method-assign]
+    agent.release = lambda stream: done.append("release") or {}  # type: ignore[assignment,func-returns-value,method-assign]
+    agent.waiting = ("one", False)
+    stream: Any = None
+    agent._work(stream)
+    assert done == ["read"]
+    assert json.loads((one.folder / f"answer-{agent.name}.json").read_text())["id"] == "one"
+    agent._work(stream)
+    assert done == ["read", "release"]
+    assert json.loads((one.folder / f"answer-{agent.name}.json").read_text())["id"] == "two"
+
+
 def test_a_step_that_cannot_launch_is_overdue_too(rig: Callable[..., Rig]) -> None:
     """The launch queue is full: the step has begun and its launches do not come to an end."""
     one = rig()

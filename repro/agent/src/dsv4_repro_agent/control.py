@@ -57,8 +57,8 @@ class Agent:
         self.library = "libcuda.so.1"
         self._driver: Driver | None = None
         self._stop = threading.Event()
-        self._ask: str | None = None
-        self._ask_release = False
+        #: The id that waits and whether it asks for a release: one value, because two threads read and write it.
+        self._ask: tuple[str, bool] | None = None
         self._side_since = 0.0
         self._said_blocked = False
         self._counted: tuple[int, ...] = ()
@@ -156,12 +156,13 @@ class Agent:
                 self.guard.arm(control["guard"], "control file")
         ask = self._read_changed(self.settings.folder / f"ask-{self.name}.json", "_ask_seen")
         if isinstance(ask, dict) and isinstance(ask.get("id"), str) and len(ask["id"]) <= 64:
-            self._ask_release = ask.get("kind") == "release"
-            if self._ask_release and ask.get("guard") is True:
+            release = ask.get("kind") == "release"
+            if release and ask.get("guard") is True:
                 self.guard.arm(True, "asked for with a release")
-            self._ask, self._asked_at = ask["id"], now
-        if self._ask is not None and now - self._asked_at > ANSWER_S:
-            self._answer(self._ask, {"error": f"the side stream gave no answer within {ANSWER_S} s (not set up, or blocked)"})
+            self._ask, self._asked_at = (ask["id"], release), now
+        waiting = self._ask
+        if waiting is not None and now - self._asked_at > ANSWER_S:
+            self._answer(waiting, {"error": f"the side stream gave no answer within {ANSWER_S} s (not set up, or blocked)"})
         counted = (self.releases, self.rescues, self.guard.clamped, self.recorder.averted)
         if self.said.changed or (counted != self._counted and now - self._status_at > 1.0):
             self._counted, self._status_at = counted, now
@@ -211,10 +212,10 @@ class Agent:
             },
         )
 
-    def _answer(self, ask: str, document: dict[str, Any]) -> None:
-        if self._answered != ask:
-            self._answered = ask
-            body = {"schema": "dsv4-repro/agent-answer/1", "id": ask, "monotonic_ns": time.monotonic_ns(), **document}
+    def _answer(self, ask: tuple[str, bool], document: dict[str, Any]) -> None:
+        if self._answered != ask[0]:
+            self._answered = ask[0]
+            body = {"schema": "dsv4-repro/agent-answer/1", "id": ask[0], "monotonic_ns": time.monotonic_ns(), **document}
             write_json(self.settings.folder / f"answer-{self.name}.json", body)
         if self._ask == ask:
             self._ask = None
@@ -265,7 +266,7 @@ class Agent:
         """One look: the request that waits, if one does, and the rescue, if a step is overdue."""
         ask = self._ask
         if ask is not None:
-            self._answer(ask, self.release(stream) if self._ask_release else self.row_states(stream))
+            self._answer(ask, self.release(stream) if ask[1] else self.row_states(stream))
         if self.settings.rescue and self.recorder.overdue_for() > self.settings.stall_s and zeroed_before_launch(self.vllm)[0]:
             released, why = self.rescue(stream, BURST_S, "rescue")
             if not released:
