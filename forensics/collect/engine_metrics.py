@@ -14,11 +14,13 @@ import http.client
 import io
 import math
 import re
+import select
 import socket
 import ssl
 import threading
 import urllib.parse
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +54,10 @@ _WANTED = re.compile(
     re.MULTILINE,
 )
 _EXPOSITION = re.compile(rb"(?m)^(?:# (?:HELP|TYPE) |[A-Za-z_:][\w:]*(?:\{[^\n]*\})? +[-+\d.NI])")
-_CLIENT_ERRORS = (OSError, http.client.HTTPException, ValueError)
+#: OverflowError: a length that is larger than any number of bytes.
+_CLIENT_ERRORS = (OSError, http.client.HTTPException, ValueError, OverflowError)
+#: No counter of an engine is larger; beyond it floats do not count by ones, and sums of them become infinite.
+_MOST_COUNT = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +108,14 @@ def scrape(base_url: str, *, timeout_s: float = 2.0, clock: Clock = SYSTEM, heal
     return EngineReading(now, now - began, status, values, engines, bad, tuple(unread))
 
 
-def read_page(base_url: str, path: str, *, timeout_s: float = 2.0) -> tuple[int, bytes] | Unread:
-    """HTTP status and body of one GET as it came (evidence is kept raw), at most ``MOST_BYTES``; or why there is none."""
-    return _get(base_url, path, Deadline(timeout_s), MOST_BYTES)
+def read_page(
+    base_url: str, path: str, *, timeout_s: float = 2.0, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes] | Unread:
+    """HTTP status and body of one GET as it came (evidence is kept raw), at most ``MOST_BYTES``; or why there is none.
+
+    No redirect is followed: ``headers`` (a key, perhaps) go where ``base_url`` says and nowhere else.
+    """
+    return _get(base_url, path, Deadline(timeout_s), MOST_BYTES, headers or {})
 
 
 def parse_metrics(body: bytes) -> tuple[dict[str, float], dict[str, dict[str, float]], int, Unread | None]:
@@ -130,7 +140,7 @@ def parse_metrics(body: bytes) -> tuple[dict[str, float], dict[str, dict[str, fl
         for sample in samples:
             found = SAMPLES.get(sample.name)
             number = float(sample.value)
-            if found is None or not math.isfinite(number) or number < 0:
+            if found is None or not math.isfinite(number) or not 0 <= number <= _MOST_COUNT:
                 bad += 1
                 continue
             name, how = found
@@ -189,25 +199,55 @@ def _address(host: str, port: int, deadline: Deadline) -> tuple[int, tuple[Any, 
     return box[0]
 
 
-def _get(base_url: str, path: str, deadline: Deadline, most: int) -> tuple[int, bytes] | Unread:
+def _header_lines(headers: Mapping[str, str]) -> str:
+    """Headers of ours, each a line. ValueError: one that would be two (a key with a line's end in it)."""
+    for name, value in headers.items():
+        if not (name + value).isprintable():
+            raise ValueError(f"the header {name[:40]!r} holds a control character")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+def _secured(plain: socket.socket, host: str, deadline: Deadline) -> ssl.SSLSocket:
+    """TLS over a connected socket. The handshake is many reads: each waits for what is left of the time, not for all of it."""
+    secured = ssl.create_default_context().wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+    secured.settimeout(0.0)
+    try:
+        while True:
+            try:
+                secured.do_handshake()
+                return secured
+            except ssl.SSLWantReadError:
+                select.select([secured], [], [], _left(deadline))
+            except ssl.SSLWantWriteError:
+                select.select([], [secured], [], _left(deadline))
+    except BaseException:
+        secured.close()
+        raise
+
+
+def _get(
+    base_url: str, path: str, deadline: Deadline, most: int, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes] | Unread:
     """(status, body) of one GET, or why not."""
     try:
         parts = urllib.parse.urlsplit(base_url)
         host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         if parts.scheme not in ("http", "https") or not host:
-            return Unread(path, f"not an http URL: {base_url[:200]}", "Give it as http://HOST:PORT")
+            return Unread(path, "not an http URL", "Give it as http://HOST:PORT")
         family, address = _address(host, port, deadline)
-        with socket.socket(family, socket.SOCK_STREAM) as plain:
+        with ExitStack() as closing:
+            plain = closing.enter_context(socket.socket(family, socket.SOCK_STREAM))
             plain.settimeout(_left(deadline))
             plain.connect(address)
             connection: socket.socket = plain
             if parts.scheme == "https":
-                connection = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+                connection = closing.enter_context(_secured(plain, host, deadline))
             # HTTP/1.0 and "close": no chunks, no second answer to wait for.
             target = urllib.parse.quote(parts.path.rstrip("/") + path)
             connection.settimeout(_left(deadline))
-            request = f"GET {target} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
-            connection.sendall(request.encode("ascii", "replace"))
+            name = f"[{host}]" if ":" in host else host
+            request = f"GET {target} HTTP/1.0\r\nHost: {name}:{port}\r\nConnection: close\r\n{_header_lines(headers or {})}\r\n"
+            connection.sendall(request.encode("utf-8", "replace"))
             raw = _receive(connection, deadline, most)
     except _CLIENT_ERRORS as error:
         return Unread(path, _words(error, deadline), "Is the server up? See: curl -m 5 URL" + path)

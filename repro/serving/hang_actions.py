@@ -12,8 +12,6 @@ import secrets
 import signal
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ from urllib.parse import urlsplit
 
 from ...clock import SYSTEM, Clock
 from ...errors import UsageError
+from .loop_thread import LoopThread
 
 __all__ = ["WEBHOOK_SCHEMA", "HangCommand", "checked_webhook", "redacted", "send_webhook", "webhook_schema"]
 
@@ -162,29 +161,44 @@ def redacted(document: Mapping[str, Any], hosts: Sequence[str] = ()) -> dict[str
     return found if isinstance(found, dict) else {}
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
-        """A message goes where it was told to, and nowhere else."""
+def _post(url: str, body: bytes) -> int | str:
+    """HTTP status of one POST, or the name of what went wrong, within ``WEBHOOK_S`` seconds whatever the receiver drips. Redirects
+    are not followed, and the answer's body is not read: a message goes where it was told to, and nowhere else."""
+    found: list[int] = []
+
+    async def main() -> None:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=WEBHOOK_S)
+        headers = {"Content-Type": "application/json"}
+        # The environment's proxies are the operator's, and so is the URL.
+        async with (
+            aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=True) as session,
+            session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
+        ):
+            found.append(answer.status)
+            answer.close()
+
+    thread = LoopThread("dsv4-repro-webhook-post", main)
+    thread.start()
+    ended = thread.join(WEBHOOK_S + 1.0) or thread.stop(1.0)
+    if found:
+        return found[0]
+    return type(thread.error).__name__ if thread.error is not None else "TimeoutError" if not ended else "no answer"
 
 
 def send_webhook(url: str, document: Mapping[str, Any], *, clock: Clock = SYSTEM, stop: threading.Event | None = None) -> str:
     """POST the message; tried again after an error of the network or a status of 429 or 5xx. What became of it, without the URL."""
-    opener = urllib.request.build_opener(_NoRedirect)
-    body = json.dumps(document, ensure_ascii=False).encode()
+    body = json.dumps(document).encode()
     last = ""
     for number, pause in enumerate((0.0, *RETRIES), 1):
         if stop is not None and stop.is_set():
             return f"given up at the end: {last}"
         clock.sleep(pause)
-        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
-        try:
-            with opener.open(request, timeout=WEBHOOK_S) as answer:
-                return f"delivered, HTTP {answer.status}, attempt {number}"
-        except urllib.error.HTTPError as error:
-            error.close()
-            last = f"HTTP {error.code}"
-            if error.code != 429 and error.code < 500:
-                return f"not delivered: {last}"
-        except (OSError, ValueError) as error:
-            last = f"{type(error).__name__}"
+        found = _post(url, body)
+        if isinstance(found, int) and 200 <= found < 300:
+            return f"delivered, HTTP {found}, attempt {number}"
+        last = f"HTTP {found}" if isinstance(found, int) else found
+        if isinstance(found, int) and found != 429 and found < 500:
+            return f"not delivered: {last}"
     return f"not delivered after {1 + len(RETRIES)} attempts: {last}"
