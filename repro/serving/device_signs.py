@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from .movement import Movement
 from .records import Blind, DeviceSample, RankProgress
-from .watch_limits import FATAL_XIDS, WatchLimits
+from .watch_limits import FATAL_XIDS, PROCESS_XIDS, WatchLimits
 
 __all__ = ["DeviceTrack", "Signs", "deadline_of", "device_words", "recorder_signs", "spin_signs"]
 
@@ -174,8 +174,9 @@ def recorder_signs(
     limits: WatchLimits,
     *,
     host_works: str,
+    workers: frozenset[int] = frozenset(),
 ) -> Signs:
-    """``host_works``: why a host that launches nothing is believed to be at work, or nothing."""
+    """``host_works``: why a host that launches nothing is believed to be at work, or nothing. ``workers``: the pids of all."""
     signs = Signs()
     readable = [one for one in progress if not one.error]
     signs.blind += [Blind(f"recorder of {_rank(one)}", one.error) for one in progress if one.error]
@@ -190,6 +191,17 @@ def recorder_signs(
         age = late.launching_age_s or 0.0
         words = f"{_rank(late)} has begun a step and launched nothing for {age:.1f} s: its peers' kernels wait for it"
         if age < limits.host_rank_s or host_works:
+            signs.against.append(words + (f" ({host_works})" if host_works else ""))
+            signs.facts += signs.signals
+            signs.signals = []
+        else:
+            signs.facts.append(words)
+    unseen = workers - {one.pid for one in readable}
+    if signs.signals and unseen and len(workers) > 1:
+        # A worker that is late holds up the kernels of its peers, and this one's recorder does not say that it is not.
+        age = max(one.unfinished_age_s or 0.0 for one in readable)
+        words = f"the recorders of {len(unseen)} of {len(workers)} workers say nothing, and one that is late looks the same"
+        if age < limits.differ_s or host_works:
             signs.against.append(words + (f" ({host_works})" if host_works else ""))
             signs.facts += signs.signals
             signs.signals = []
@@ -261,7 +273,12 @@ def spin_signs(
     standing = max(still_s, engine_still_s)
     # An Xid that the server has moved on after is none of this stand-still's.
     near = [track for track in live.values() if track.xid_since is not None and track.since(track.xid_since) <= standing + 5.0]
-    faults = sorted({xid for track in near for xid in track.xids} & FATAL_XIDS)
+    faults = sorted(
+        {
+            xid for track in near for xid in track.xids
+            if xid in FATAL_XIDS and not (xid in PROCESS_XIDS and track.newest and track.newest.others)
+        }
+    )  # fmt: skip
     if faults and standing >= limits.still_s:
         signs.signals.append(f"NVML reported Xid {', '.join(map(str, faults))}")
     own = {name: track for name, track in live.items() if not (track.newest and track.newest.others)}

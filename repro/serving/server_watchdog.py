@@ -213,7 +213,12 @@ class ServerWatchdog:
             signs.blind.append(Blind("NVML", "no card of the server was read"))
         if log is None or log.error:
             signs.blind.append(Blind("log", log.error if log is not None else "none is known: the phase of the start is not seen"))
-        if graded and not host and log is not None and not log.error and min(spin, quiet) >= limits.start_spin_s:
+        limit = limits.start_remote_s if snapshot.remote_ranks else limits.start_spin_s
+        if snapshot.remote_ranks:
+            signs.blind.append(
+                Blind("remote ranks", f"{snapshot.remote_ranks} ranks compute on other machines and are not seen here")
+            )
+        if graded and not host and log is not None and not log.error and min(spin, quiet) >= limit:
             words = "; ".join(device_words(track.newest) for track in live if track.newest)
             signs.signals.append(f"NVML: a kernel has been resident on every card for {spin:.0f} s and moves no memory ({words})")
             reasons.append(f"the log has said nothing for {quiet:.0f} s")
@@ -257,7 +262,8 @@ class ServerWatchdog:
         movement.wanted(demand)
         host, logged = self._host_works(snapshot), self._log_works(snapshot)
         still_s, by = movement.still()
-        rings = recorder_signs(snapshot.progress, movement, self._tracks, limits, host_works=host or logged)
+        workers = frozenset(one.pid for one in snapshot.processes if one.role == "worker" and one.state is not None)
+        rings = recorder_signs(snapshot.progress, movement, self._tracks, limits, host_works=host or logged, workers=workers)
         standing = movement.standing_engines()
         engine_still = max(standing.values(), default=0.0)
         spins = spin_signs(self._tracks, still_s, engine_still, limits, host_works=host, log_works=logged)

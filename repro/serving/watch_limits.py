@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FATAL_XIDS", "HOST_WORK", "WatchLimits"]
+__all__ = ["FATAL_XIDS", "HOST_WORK", "PROCESS_XIDS", "WatchLimits"]
 
 #: Xids that NVML reports as critical and that end or stop work on the card (NVIDIA's Xid catalogue): 13 and 31 illegal access, 43
 #: stopped channel, 48 and 94/95 memory errors, 62, 119, 120 firmware, 74 NVLink, 79 off the bus, 109 context switch time-out, 140,
 #: 154 recovery needed. 45 (clean-up after a kill) is none.
 FATAL_XIDS = frozenset({13, 31, 43, 48, 62, 74, 79, 94, 95, 109, 119, 120, 140, 154})
+#: Of these, those that end one process's work and leave the card to others: on a shared card they may be somebody else's.
+PROCESS_XIDS = frozenset({13, 31, 43, 94})
 
 #: Kinds of log lines (``forensics.evidence.engine_log.EVENTS``) that name work of the host -> how long, from its newest line, the
 #: line explains a silence. Reported: a torch.compile of 2222 s (vllm#34399), loads of an hour with progress lines seconds to a
@@ -64,6 +66,8 @@ class WatchLimits:
     remote_s: float = 120.0
     #: Standing still while starting (no step yet, no log line, every card spinning): vllm#8410, 1Cat#652 hang there.
     start_spin_s: float = 180.0
+    #: The same where ranks compute on other machines, which may load their weights so long (``HOST_WORK``).
+    start_remote_s: float = 3600.0
     #: A step overdue while NVML shows memory traffic: another tenant may make it; after so long the step is hung all the same.
     contradicted_s: float = 60.0
     #: 96 % was seen on GB10, 100 % elsewhere.

@@ -289,6 +289,15 @@ def test_an_xid_of_a_server_that_goes_on_is_no_hang() -> None:
     assert "hung" not in states(run(world, 30, watchdog))
 
 
+@pytest.mark.parametrize(("xid", "state"), [(31, "suspect"), (13, "suspect"), (79, "hung")])
+def test_an_xid_on_a_shared_card_may_be_another_process(xid: int, state: str) -> None:
+    world, watchdog = served(rings=False, others=1)
+    world.moving = False
+    world.idle()
+    world.xids = (xid,)
+    assert states(run(world, 20, watchdog))[-1] == state
+
+
 def test_all_ranks_in_the_same_kernel() -> None:
     world, watchdog = served(ranks=4)
     world.wedge()
@@ -341,6 +350,43 @@ def test_a_start_that_hangs_on_every_card_is_hung_after_minutes() -> None:
     hung = first(found, "hung")
     assert hung.at - began >= 180
     assert states(found) == ["starting", "hung"]
+
+
+def test_a_start_that_waits_for_ranks_on_other_machines_is_not_hung_while_they_may_load() -> None:
+    """All local ranks stand in their first barrier while another machine loads its weights for half an hour."""
+    world, watchdog = World(health=None, rings=False, metrics_error="refused", running=None, waiting=None), ServerWatchdog()
+    world.wedge(power=47.0)
+    began = world.at
+    found = []
+    for _ in range(int(2000 / TICK)):
+        world.log = LogSample(0.0, world.at - began, None, phase="weights are loaded")
+        found.append(watchdog.observe(dataclasses.replace(world.step(), remote_ranks=8)))
+    assert states(found) == ["starting"]
+    assert "remote ranks" in blind_of(found[-1])
+
+
+@pytest.mark.parametrize("error", ["its recorder is switched off", None])
+def test_a_rank_whose_recorder_says_nothing_may_be_late(error: str | None) -> None:
+    """Its peers' kernels wait for it while it compiles, and no card is there to tell."""
+    world, watchdog = served(ranks=4, cards=False)
+    world.wedge()
+    began = world.at
+
+    def look() -> Assessment:
+        snapshot = world.step()
+        last = snapshot.progress[3]
+        silent = () if error is None else (RankProgress(last.pid, last.at, error=error),)
+        return watchdog.observe(dataclasses.replace(snapshot, progress=(*snapshot.progress[:3], *silent)))
+
+    found = [look() for _ in range(int(60 / TICK))]
+    hung = first(found, "hung")
+    assert 29.0 <= hung.at - began <= 40.0
+    assert any("1 of 4 workers say nothing" in reason for one in found if one.state == "suspect" for reason in one.reasons)
+    # While something below it compiles there is no limit.
+    world, watchdog = served(ranks=4, cards=False)
+    world.wedge()
+    world.processes[40] = ("compiler", "R")
+    assert "hung" not in states([look() for _ in range(int(120 / TICK))])
 
 
 @pytest.mark.parametrize("rings", [True, False])
