@@ -270,7 +270,10 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM, keep:
         try:
             if exporter is not None:
                 exporter.start()
-                screen.say(f"serving http://{exporter.address[0]}:{exporter.address[1]}/metrics and /livez")
+                host, port = exporter.address
+                screen.say(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics and /livez")
+                if exporter.open_to_others:
+                    screen.say("other machines may read these, without a password; not so: --listen 127.0.0.1:PORT", style="note")
             decided = _Decided(loop, clock) if flags.once else None
 
             def over() -> bool:

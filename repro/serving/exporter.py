@@ -1,15 +1,19 @@
 """What ``watch`` tells a Prometheus and a kubelet: ``/metrics`` and ``/livez`` on one small HTTP server, loopback by default.
 
-One request at a time, each with a time-out: nobody who connects can make it grow. ``/livez`` is 503 only while the server is hung:
-a liveness probe restarts what it gets 503 from, and a server that is merely suspect must not be restarted.
+Each connection has ``CLIENT_S`` seconds in all and there are ``MOST_CLIENTS`` at most, the oldest is dropped for a new one: nobody
+who connects can make it grow, or keep a probe waiting. ``/livez`` is 503 only while the server is hung: a liveness probe restarts
+what it gets 503 from, and a server that is merely suspect must not be restarted.
 """
 
 from __future__ import annotations
 
 import http.server
 import socket
+import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +23,7 @@ __all__ = ["DEFAULT_LISTEN", "Exporter", "WatchState", "parse_listen"]
 
 DEFAULT_LISTEN = "127.0.0.1:9477"
 CLIENT_S = 2.0
+MOST_CLIENTS = 32
 STATES = ("no server", "starting", "healthy", "suspect", "hung", "exited", "crashed")
 
 
@@ -116,15 +121,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Nothing: a probe every few seconds for weeks is no log."""
 
 
-class _Server(http.server.HTTPServer):
+class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     allow_reuse_address = True
-    request_queue_size = 16
+    request_queue_size = 64
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, address: tuple[str, int], read: Callable[[], WatchState]) -> None:
         from prometheus_client import CollectorRegistry
 
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.read = read
+        #: Open connections, oldest first, and until when each may stay.
+        self._clients: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
         self._registry = CollectorRegistry()
         self._registry.register(_Families(read))
         super().__init__(address, _Handler)
@@ -135,6 +145,32 @@ class _Server(http.server.HTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for it; the oldest client makes room."""
+        with self._lock:
+            if len(self._clients) >= MOST_CLIENTS:
+                self._drop(next(iter(self._clients)))
+            self._clients[request] = time.monotonic() + CLIENT_S
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Five times a second: end those whose time is over, whatever they send or do not read."""
+        now = time.monotonic()
+        with self._lock:
+            for client in [one for one, until in self._clients.items() if now > until]:
+                self._drop(client)
+
+    def _drop(self, client: socket.socket) -> None:
+        """Its thread sees the end of the connection, and ends it."""
+        self._clients.pop(client, None)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
 
     def exposition(self) -> bytes:
         from prometheus_client import generate_latest
@@ -151,12 +187,19 @@ class Exporter:
     def __init__(self, address: tuple[str, int], read: Callable[[], WatchState]) -> None:
         try:
             self._server = _Server(address, read)
-        except OSError as error:
+        except (OSError, UnicodeError, TypeError, OverflowError) as error:  # the last three: a host that is no name
+            why = (error.strerror if isinstance(error, OSError) else None) or error
             raise UnavailableError(
-                f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}",
+                f"cannot listen on {address[0]}:{address[1]}: {why}",
                 help_text="Another port: --listen 127.0.0.1:PORT; none: --listen off",
             ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="dsv4-repro-exporter", daemon=True)
+
+    @property
+    def open_to_others(self) -> bool:
+        """Whether other machines may reach it: it listens on more than this machine's loopback."""
+        host = self._server.server_name
+        return not (host.startswith("127.") or host == "::1")
 
     @property
     def address(self) -> tuple[str, int]:

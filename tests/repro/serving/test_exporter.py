@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsv4_repro.errors import UnavailableError, UsageError
-from dsv4_repro.repro.serving.exporter import Exporter, WatchState, parse_listen
+from dsv4_repro.repro.serving.exporter import MOST_CLIENTS, Exporter, WatchState, parse_listen
 
 
 class Box:
@@ -104,3 +107,72 @@ def test_a_port_that_is_taken_is_said() -> None:
         taken.listen()
         with pytest.raises(UnavailableError, match="cannot listen"):
             Exporter(("127.0.0.1", taken.getsockname()[1]), WatchState)
+
+
+def _closed_within(connection: socket.socket, seconds: float) -> bool:
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_client_that_drips_keeps_nobody_waiting_and_has_its_time(served: tuple[Box, tuple[str, int]]) -> None:
+    _, address = served
+    ended: list[float] = []
+
+    def drip() -> None:
+        began = time.monotonic()
+        with socket.create_connection(address) as connection, suppress(OSError):
+            while time.monotonic() - began < 15:
+                connection.sendall(b"G")
+                time.sleep(0.1)
+        ended.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    assert _get(address, "/livez")[0] == 200
+    assert time.monotonic() - began < 1.0
+    thread.join(10)
+    assert ended
+    assert ended[0] < 5.0
+
+
+def test_clients_are_bounded_and_the_newest_is_served(served: tuple[Box, tuple[str, int]]) -> None:
+    _, address = served
+    idle = [socket.create_connection(address) for _ in range(MOST_CLIENTS)]
+    time.sleep(0.5)
+    assert _get(address, "/livez")[0] == 200
+    assert _closed_within(idle[0], 1.0)
+    assert all(_closed_within(connection, 5.0) for connection in idle)
+    for connection in idle:
+        connection.close()
+
+
+def test_it_ends_at_once_whoever_is_connected() -> None:
+    exporter = Exporter(("127.0.0.1", 0), WatchState)
+    exporter.start()
+    with socket.create_connection(exporter.address):
+        time.sleep(0.2)
+        began = time.monotonic()
+        exporter.stop()
+        assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("host", ["\xe4" * 70, "a" * 70, "\x1b[2J", "no-such-host.invalid"])
+def test_a_host_that_cannot_be_is_typed(host: str) -> None:
+    with pytest.raises(UnavailableError, match="cannot listen"):
+        Exporter((host, 0), WatchState)
+
+
+def test_it_knows_whether_others_may_read_it() -> None:
+    for host, expected in (("127.0.0.1", False), ("0.0.0.0", True)):
+        exporter = Exporter((host, 0), WatchState)
+        assert exporter.open_to_others is expected
+        exporter._server.server_close()
