@@ -129,20 +129,19 @@ def _artefacts(store: CampaignStore, plan: HuntPlan, screen: Screen, clock: Cloc
     """
     from .first_of_kind import write_first_of_kind
 
+    root = Path(os.path.abspath(store.folder))  # a run directory's path is absolute, and these are written down relative to it
     for hang in store.summary().hangs:
         if hang.minimised is not None or hang.identity == "not identified":
             continue
         cell_number, seed = store.first_trial(hang.identity)
         screen.progress(f"{hang.identity}: run in full, shrunk, bundled")
         try:
-            written = write_first_of_kind(
-                plan.cell(cell_number), seed, hang.identity, store.folder / "hangs" / hang.identity, clock
-            )
+            written = write_first_of_kind(plan.cell(cell_number), seed, hang.identity, root / "hangs" / hang.identity, clock)
         except ReproError as error:
             store.event("artefact", identity=hang.identity, error=f"{type(error).__name__}: {error}"[:1000])
             screen.note(f"{hang.identity}: {error}")
             continue
-        relative = {name: str(path.relative_to(store.folder)) for name, path in written.items()}
+        relative = {name: str(path.relative_to(root)) for name, path in written.items()}
         store.note_artefact(hang.identity, minimised=relative.get("minimised"), bundle=relative.get("bundle"))
 
 

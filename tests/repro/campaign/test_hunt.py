@@ -383,7 +383,8 @@ def test_hunt_from_the_command_line_shrinks_and_bundles_the_first_of_its_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
-    path, folder = write_plan(tmp_path, trials=8), tmp_path / "c"
+    monkeypatch.chdir(tmp_path)
+    path, folder = write_plan(tmp_path, trials=8), Path("c")  # relative, as the default is
     path.write_text(path.read_text().replace("minimise = false", "minimise = true"))
     status = main(["hunt", str(path), "--out", str(folder), "--workers", "1", "--json", "--junit", str(tmp_path / "j.xml")])
     document = json.loads(capsys.readouterr().out)
