@@ -439,17 +439,23 @@ class ServerGround:
 
     def _close(self) -> CloseOutcome:
         problems: list[BaseException] = []
+        interrupt: KeyboardInterrupt | None = None
         for stop in (self._stop_load, self._stop_observer):
             try:
                 stop()
             except (ReproError, OSError, RuntimeError) as error:
                 problems.append(error)
+            except KeyboardInterrupt as error:
+                interrupt = error  # a server that is ours is ended all the same: it would keep its GPUs
         if self._process is None:
             owned = "no server was started" if self._target is None else "not ours: left as found"
-            return CloseOutcome("clean", device_idle=None, detail="; ".join([owned, *map(str, problems)]))
-        closed = self._process.end()
-        self._end_debuggers()
-        if problems:
+            closed = CloseOutcome("clean", device_idle=None, detail="; ".join([owned, *map(str, problems)]))
+        else:
+            closed = self._process.end()
+            self._end_debuggers()
+        if interrupt is not None:
+            raise interrupt
+        if problems and self._process is not None:
             closed = dataclasses.replace(closed, detail="; ".join([closed.detail, *map(str, problems)]))
         return closed
 

@@ -12,7 +12,7 @@ import pytest
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import UsageError
 from dsv4_repro.repro import server_ground
-from dsv4_repro.repro.ground import GroundRequest
+from dsv4_repro.repro.ground import CloseOutcome, GroundRequest
 from dsv4_repro.repro.server_ground import ServerGround, ServerSetup
 from dsv4_repro.repro.serving.completions import CompletionOutcome
 from dsv4_repro.repro.serving.drain_windows import drain_windows
@@ -207,6 +207,32 @@ def test_a_ground_without_a_server_says_what_to_give_and_closes_at_any_time() ->
         bare.open(None, lambda _kind, **_fields: None)  # type: ignore[arg-type]
     assert bare.close().how == "clean"
     assert not bare.unwedge(1, 2).attempted
+
+
+@pytest.mark.parametrize("where", ["load", "observer"])
+def test_ctrl_c_while_it_closes_does_not_leave_our_server_behind(ground: Callable[..., Any], where: str) -> None:
+    load, observer = Load(FALLING), Observer()
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    setattr({"load": load, "observer": observer}[where], "stop", interrupted)
+    made = ground(load, observer)
+    made.run_step(made._request.steps[-1])
+    ended: list[str] = []
+
+    class Process:
+        def poll(self) -> None:
+            return None
+
+        def end(self) -> CloseOutcome:
+            ended.append(f"observer stopped: {observer.stopped}")
+            return CloseOutcome("terminated", device_idle=True)
+
+    made._process = Process()
+    with pytest.raises(KeyboardInterrupt):
+        made.close()
+    assert ended == [f"observer stopped: {where == 'load'}"]
 
 
 def test_somebodys_server_is_left_as_found(ground: Callable[..., Any]) -> None:
