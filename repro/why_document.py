@@ -113,7 +113,10 @@ def why_lines(document: WhyDocument) -> list[str]:
         lines += wrap(f"vllm-51593 in this build: {document.build.affected}; {document.build.text}", indent="  ")
     for text in document.agent:
         lines += wrap(f"agent: {text}", indent="  ")
-    for item in document.unread:
+    starts = document.state == "starting"
+    if starts and document.unread:
+        lines += wrap(f"not there yet, or not readable: {', '.join(str(item['what']) for item in document.unread)}", indent="  ")
+    for item in () if starts else document.unread:
         remedy = f" ({item['remedy']})" if item.get("remedy") else ""
         lines += wrap(f"could not read {item['what']}: {item['why']}{remedy}", indent="  ")
     lines += [printable(f"{'next' if number == 0 else 'then'}: {text}") for number, text in enumerate(document.next)]

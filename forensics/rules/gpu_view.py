@@ -59,7 +59,7 @@ class GpuState:
         parts.append("memory traffic unknown" if self.last.memory_util is None else f"{self.last.memory_util:g} % memory")
         if self.last.power is not None:
             ratio = f" ({self.power_ratio:.0%} of its busy level)" if self.power_ratio is not None else ""
-            parts.append(f"{self.last.power:g} W{ratio}")
+            parts.append(f"{self.last.power:.0f} W{ratio}")
         return ", ".join(parts)
 
 

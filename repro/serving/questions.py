@@ -44,8 +44,10 @@ class Question(Generic[_Answer]):
         finally:
             self._done.set()
 
-    def answer(self) -> tuple[_Answer | None, Unread | None]:
-        """The answer, or None and why there is none. Waits until its deadline at most."""
-        if not self._done.wait(self._deadline.remaining()) and not self._done.is_set():
-            return None, Unread(self.what, f"no answer within {self._deadline.seconds:g} s", "Whatever answers it is stuck itself.")
+    def answer(self, within_s: float | None = None) -> tuple[_Answer | None, Unread | None]:
+        """The answer, or None and why there is none. Waits until its deadline at most, or for ``within_s`` from now."""
+        left = self._deadline.remaining() if within_s is None else min(within_s, self._deadline.remaining())
+        if not self._done.wait(left) and not self._done.is_set():
+            seconds = self._deadline.seconds if within_s is None else within_s
+            return None, Unread(self.what, f"no answer within {seconds:g} s", "Whatever answers it is stuck itself.")
         return self._answer, self._unread

@@ -13,8 +13,9 @@ from typing import Literal
 
 from .log_history import LogHistory
 from .records import Assessment, DeviceSample, EngineSample, Snapshot
+from .start_state import StartState
 
-__all__ = ["Standing", "StandingState", "standing"]
+__all__ = ["CARDS_GUESSED", "Standing", "StandingState", "standing"]
 
 StandingState = Literal["healthy", "idle", "starting", "suspect", "hung", "ended", "unknown"]
 
@@ -27,6 +28,10 @@ BUSY_PERCENT = 90
 QUIET_MEMORY_PERCENT = 2
 #: A card that draws at least this share of what it drew while it computed is computing.
 WORKING_SHARE = 0.7
+#: The observer's word for cards that it only guesses (``Blind.signal``).
+CARDS_GUESSED = "NVML mapping"
+#: The watchdog's own measure of the same stand-still; the age of it is told once.
+_STOOD = " have stood for "
 _COUNTERS = ("generation_tokens", "prompt_tokens", "iterations", "finished")
 
 
@@ -65,7 +70,10 @@ def _steps_moved(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _device_signals(snapshots: Sequence[Snapshot]) -> tuple[list[str], list[str]]:
-    """(for, against) a kernel that does not end, by device; only what every look at a device said."""
+    """(for, against) a kernel that does not end, by device; only what every look at a device said.
+
+    Where no card is known to be the server's, an idle one says nothing, and a busy one only if all that are visible look so.
+    """
     looks: dict[int, list[DeviceSample]] = {}
     for snapshot in snapshots:
         for device in snapshot.devices:
@@ -87,6 +95,8 @@ def _device_signals(snapshots: Sequence[Snapshot]) -> tuple[list[str], list[str]
             against.append(f"GPU {index} moves memory ({max(memory)} %)")
         elif used and memory and min(used) >= BUSY_PERCENT:
             signals.append(f"GPU {index}: a kernel is resident ({min(used)} %) and no memory moves ({max(memory)} %){power}")
+    if any(blind.signal == CARDS_GUESSED for blind in snapshots[-1].blind):
+        return (signals if len(signals) == len(looks) else []), []
     return signals, against
 
 
@@ -117,8 +127,14 @@ def _still(
     return None, "not observed", []
 
 
-def standing(snapshots: Sequence[Snapshot], assessment: Assessment | None = None, history: LogHistory | None = None) -> Standing:
-    """``snapshots``: in order of time; ``assessment``: the watchdog's over the same. Never HUNG without a signal of the device."""
+def standing(
+    snapshots: Sequence[Snapshot],
+    assessment: Assessment | None = None,
+    history: LogHistory | None = None,
+    start: StartState | None = None,
+) -> Standing:
+    """``snapshots``: in order of time; ``assessment``: the watchdog's over the same; ``start``: of a server whose process lives and
+    that may not be up yet. Never HUNG without a signal of the device."""
     engines = [item.engine for item in snapshots if item.engine is not None and not item.engine.error]
     last = engines[-1] if engines else None
     health = next((item.engine.health for item in reversed(snapshots) if item.engine is not None), None)
@@ -132,6 +148,11 @@ def standing(snapshots: Sequence[Snapshot], assessment: Assessment | None = None
     moved = (_moved(engines[0], engines[-1]) if len(engines) > 1 else []) + (_steps_moved(snapshots) if len(snapshots) > 1 else [])
     if moved:
         return Standing("healthy", tuple(moved[:6]), 0.0, "measured", live_requests=live)
+    if start is not None and not engines and health != 200:
+        if start.failed:
+            return Standing("ended", start.lines(), live_requests=live)
+        if start.is_starting:
+            return Standing("starting", start.lines(), live_requests=live)
     phase = next((item.log.phase for item in reversed(snapshots) if item.log is not None), "")
     if assessment is not None and assessment.state == "starting" and (phase not in ("", "serving") or health not in (None, 200)):
         # Nothing answers and no line says that it loads: that is not known, and not fine.
@@ -155,7 +176,7 @@ def standing(snapshots: Sequence[Snapshot], assessment: Assessment | None = None
             text = "the metrics show no request, and yet a kernel does not end: an engine that is stuck stops publishing"
             return Standing("suspect", (text, *why), still, known, tuple(signals), tuple(against), live)
         return Standing("idle", ("no request runs or waits",), live_requests=0)
-    stands = [f"no counter moved in {snapshots[-1].at - snapshots[0].at:.1f} s"] if len(engines) > 1 else []
+    stands = [f"no counter moved in the {engines[-1].at - engines[0].at:.1f} s of this look"] if len(engines) > 1 else []
     if running is not None:
         stands.append(f"{running} requests run, {waiting if waiting is not None else '?'} wait; {_health_text(health)}")
     reasons = (*stands, *why)
@@ -164,8 +185,14 @@ def standing(snapshots: Sequence[Snapshot], assessment: Assessment | None = None
         signals.append(f"recorder: the event behind the last step has not completed (pid {pids})")
     confirmed = assessment is not None and assessment.state == "hung" and bool(assessment.device_signals or signals)
     if confirmed and assessment is not None:
+        if still is None and len(engines) > 1:
+            still, known = engines[-1].at - engines[0].at, "measured"
         signals = list(dict.fromkeys([*signals, *assessment.device_signals]))
-        reasons = tuple(text for text in dict.fromkeys([*reasons, *assessment.reasons]) if text not in signals)
+        found = [text for text in assessment.reasons if _STOOD not in text]
+        reasons = tuple(text for text in dict.fromkeys([*reasons, *found]) if text not in signals)
+    elif assessment is not None and assessment.state == "suspect":
+        # Why the watchdog does not call it hung.
+        reasons = tuple(dict.fromkeys([*reasons, *(text for text in assessment.reasons if _STOOD not in text)]))
     hung = confirmed or (still is not None and still >= STILL_S and bool(signals) and not against)
     return Standing("hung" if hung else "suspect", reasons, still, known, tuple(signals), tuple(against), live)
 

@@ -6,9 +6,11 @@ few GET requests to ``/metrics`` and ``/health`` (which the server's access log 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...clock import SYSTEM, Clock, Deadline
 from ...errors import RefusedError
@@ -23,18 +25,28 @@ from .questions import Question
 from .recorded_ranks import recorded_ranks
 from .records import Assessment, ServerTarget, Snapshot
 from .standing import STATS_S, Standing, standing
+from .start_state import StartState, process_age_s, start_state
+from .watch_limits import WatchLimits
 
-__all__ = ["Look", "Observed", "deadline_of", "engine_above", "look", "observe"]
+if TYPE_CHECKING:
+    from .observer import Observer
+
+__all__ = ["LongLook", "Look", "Observed", "deadline_of", "engine_above", "look", "observe"]
 
 #: Snapshots wanted, a second apart, and how long they are waited for.
 SNAPSHOTS = 3
 APART_S = 0.9
 WATCH_S = 4.6
+#: With something standing still on the device it is looked on for so long in all: without a busy level to compare with, the
+#: watchdog wants 8 s of a resident kernel that moves nothing (``WatchLimits.flat_s``).
+LONG_S = 8.8
 STOP_S = 0.3
 SOURCE_S = 4.0
 #: The classifier has what is left of so many seconds in all, at least ``JUDGE_S``.
 WHOLE_S = 7.0
 JUDGE_S = 1.0
+#: What is left of it for all the rest after a long look.
+REST_S = 0.7
 _LOG_NAME = "why"
 RECORDER = "the recorder's oldest step that has not ended"
 
@@ -100,31 +112,65 @@ class Look:
     unread: tuple[Unread, ...]
 
 
-def observe(target: ServerTarget, clock: Clock) -> Observed:
-    """Snapshots about a second apart, and the watchdog's last word: until there are three and its state says something, for
-    ``WATCH_S`` seconds at most."""
-    from .observer import Observer
+def observe(
+    target: ServerTarget, clock: Clock, longer: LongLook | None = None, make: Callable[..., Observer] | None = None
+) -> Observed:
+    """Snapshots about a second apart, and the watchdog's last word: until there are three and what they say is settled, for
+    ``WATCH_S`` seconds at most. While something stands still on the device, as long as ``longer`` allows: until the watchdog's own
+    rule is met or broken."""
+    from .observer import Observer, Periods
 
-    observer = Observer(target, clock=clock)
+    # Quicker than a watchdog that stays: of eight seconds at most half a second may be lost between two looks.
+    observer = (make or Observer)(target, clock=clock, periods=Periods(metrics_still=0.25, cards=0.25))
     seen: list[Snapshot] = []
     last: tuple[Snapshot, Assessment] | None = None
     deadline = Deadline(WATCH_S, clock)
     observer.start()
     try:
-        while not deadline.expired:
+        while not deadline.expired or (longer is not None and longer.wanted(seen, last)):
             clock.sleep(0.1)
             last = observer.latest() or last
             if last is None or not (last[0].engine is not None or last[0].progress or last[0].devices or last[0].blind):
                 continue
             if not seen or last[0].at >= seen[-1].at + APART_S:
                 seen.append(last[0])
-            if len(seen) >= SNAPSHOTS and last[1].state in ("hung", "crashed", "exited", "healthy"):
+            if len(seen) >= SNAPSHOTS and _settled(seen, last[1]):
                 break
     finally:
         observer.stop(STOP_S)
     if last is not None and (not seen or last[0].at > seen[-1].at):
         seen.append(last[0])
     return seen, last[1] if last is not None else None
+
+
+def _settled(seen: Sequence[Snapshot], assessment: Assessment) -> bool:
+    """The watchdog's "healthy" alone may only mean that nothing has stood for long yet."""
+    if assessment.state in ("hung", "crashed", "exited"):
+        return True
+    return assessment.state == "healthy" and standing(seen, assessment).state in ("healthy", "idle")
+
+
+class LongLook:
+    """Whether it is worth to look on, and until when. ``on``: set once it is."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self.deadline = Deadline(seconds, clock)
+        self.on = threading.Event()
+
+    def wanted(self, seen: Sequence[Snapshot], last: tuple[Snapshot, Assessment] | None) -> bool:
+        """Something stands still, and a card holds a kernel that moves no memory, or a recorder an unfinished step."""
+        if self.deadline.expired or last is None or not seen or standing(seen, last[1]).state != "suspect":
+            return False
+        limits, devices = WatchLimits(), last[0].devices
+        spins = [
+            item
+            for item in devices
+            if (item.utilisation or 0) >= limits.spin_percent and (item.memory_utilisation or 0) <= limits.quiet_memory_percent
+        ]
+        if spins or any(item.unfinished and not item.error for item in last[0].progress):
+            self.on.set()
+            return True
+        return False
 
 
 def _engine_environment(target: ServerTarget, proc: Path) -> tuple[dict[str, str] | None, str]:
@@ -172,12 +218,19 @@ def look(
     target: ServerTarget,
     *,
     clock: Clock = SYSTEM,
-    watch: Callable[[ServerTarget, Clock], Observed] = observe,
+    watch: Callable[[ServerTarget, Clock, LongLook], Observed] = observe,
     proc: Path = Path("/proc"),
+    seconds: float = LONG_S + REST_S,
 ) -> Look:
-    """Look at a server for some five seconds and judge what was seen; at most eight seconds whatever does not answer."""
-    whole = Deadline(WHOLE_S, clock)
-    watched = Question("the server's samples", lambda: watch(target, clock), WATCH_S + 0.6, clock)
+    """Look at a server for some five seconds and judge what was seen; at most eight seconds whatever does not answer.
+
+    ``seconds``: of all, where something stands still and is looked at for longer.
+    """
+    whole, all_of_it = Deadline(WHOLE_S, clock), Deadline(seconds, clock)
+    longer = LongLook(min(max(seconds - REST_S, WATCH_S), LONG_S), clock)
+    watched = Question("the server's samples", lambda: watch(target, clock, longer), longer.deadline.seconds + STOP_S, clock)
+    # Its modules are loaded while the server is looked at.
+    Question("the classifier's modules", _warm, SOURCE_S, clock)
     environment = Question("the engine's environment", lambda: _engine_environment(target, proc), SOURCE_S, clock)
     arguments = _arguments(target, proc)
     builder = next(iter((*(rank.pid for rank in target.ranks), *target.engine_pids)), target.api_pid)
@@ -198,24 +251,27 @@ def look(
         unread.append(
             Unread("the log", "its file is not known", "The output goes to a terminal, a pipe or the journal: autopsy LOG")
         )
-    seen, why = watched.answer()
+    seen, why = watched.answer(max(WATCH_S + 0.6 - (WHOLE_S - whole.remaining()), 0.0))
+    if seen is None and longer.on.is_set():
+        seen, why = watched.answer()
     unread += [why] if why is not None else []
     snapshots, assessment = seen if seen is not None else ([], None)
     unread += _unread_of(snapshots)
 
     text = evidence_text(snapshots, wall=clock.wall(), log=tail.text if tail is not None else "")
     judged: Question[tuple[LogHistory | None, Classification]] = Question(
-        "the classifier", lambda: _judge(text, tail, clock), max(whole.remaining(), JUDGE_S), clock
-    )
+        "the classifier", lambda: _judge(text, tail, clock),
+        max(all_of_it.remaining(), REST_S) if longer.on.is_set() else max(whole.remaining(), JUDGE_S), clock,
+    )  # fmt: skip
     answer, why = judged.answer()
     unread += [why] if why is not None else []
     history, classification = answer if answer is not None else (None, None)
-    stand = standing(snapshots, assessment, history)
+    stand = standing(snapshots, assessment, history, _start(target, snapshots, tail, clock, proc))
     found, why = build.answer() if build is not None else (None, None)
     unread += [why] if why is not None else []
     unread += found.unread if found is not None else ()
     limits = limits_of(engine_environment, executor_of(arguments, target.tree), why_not=environment_why)
-    waits = {"hung": True, "suspect": True, "healthy": False, "idle": False}.get(stand.state)
+    waits = {"hung": True, "suspect": True, "healthy": False, "idle": False, "starting": False}.get(stand.state)
     deadline = engine_deadline(
         limits,
         _starts(snapshots, history),
@@ -224,6 +280,21 @@ def look(
         stopped=_stopped(target, snapshots),
     )
     return Look(target, tuple(snapshots), stand, history, deadline, found, classification, text, tuple(dict.fromkeys(unread)))
+
+
+def _start(
+    target: ServerTarget, snapshots: Sequence[Snapshot], tail: LogTail | None, clock: Clock, proc: Path
+) -> StartState | None:
+    """Of a server whose API process lives; None else."""
+    states = {item.pid: item.state for item in snapshots[-1].processes} if snapshots else {}
+    if target.api_pid is None or states.get(target.api_pid) in (None, "Z", "X"):
+        return None
+    return start_state(tail, age_s=process_age_s(target.api_pid, proc), now=clock.wall())
+
+
+def _warm() -> None:
+    from ...forensics import classify  # noqa: F401
+    from ...forensics.evidence import gather  # noqa: F401
 
 
 def _judge(text: str, tail: LogTail | None, clock: Clock) -> tuple[LogHistory | None, Classification]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -9,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -19,6 +22,7 @@ from dsv4_repro.clock import FakeClock
 from dsv4_repro.forensics.collect.proc import process_state
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.schemas import schema_of
+from dsv4_repro.repro.serving.ranks import find_server
 from dsv4_repro.repro.serving.records import (
     Assessment,
     DeviceSample,
@@ -30,8 +34,8 @@ from dsv4_repro.repro.serving.records import (
     Snapshot,
 )
 from dsv4_repro.repro.serving.standing import standing
-from dsv4_repro.repro.serving.why_look import look
-from dsv4_repro.repro.why_document import why_lines
+from dsv4_repro.repro.serving.why_look import Look, look, observe
+from dsv4_repro.repro.why_document import WhyDocument, why_lines
 from dsv4_repro.repro.why_verb import document_of, find_one
 
 if TYPE_CHECKING:
@@ -185,6 +189,85 @@ def test_without_a_device_signal_it_is_suspect_and_not_hung(
     assert (status, document["outcome"], document["state"]) == (5, "inconclusive", "suspect")
     assert any("NVML" in item["what"] for item in document["unread"])
     assert document["next"][0].startswith("dsv4-repro watch --pid ")
+
+
+def _looked(server: StandIn, played: ModuleType, **changes: Any) -> tuple[Look, float]:
+    """A look with cards that are played; ``changes``: fields of each sample."""
+
+    class Cards(played.PlayedCards):  # type: ignore[name-defined,misc]
+        def _make_cards(self, target: ServerTarget, processes: Any) -> Callable[[], Any]:
+            take = super()._make_cards(target, processes)
+            return lambda: tuple(replace(sample, **changes) for sample in take())
+
+    began = time.monotonic()
+    target = find_server(server.pid)
+    seen = look(target, watch=lambda target, clock, longer: observe(target, clock, longer, Cards))
+    return seen, time.monotonic() - began
+
+
+@pytest.fixture
+def played() -> ModuleType:
+    return importlib.import_module("standin.watched")
+
+
+@pytest.mark.parametrize(("sm_util", "least", "most"), [(0.7, 2.4, 7.0), (None, 7.9, 10.0)])
+def test_without_a_recorder_it_is_looked_at_until_the_watchdogs_rule_is_met(
+    stand_in: Callable[..., AbstractContextManager[StandIn]], played: ModuleType, sm_util: float | None, least: float, most: float
+) -> None:
+    """With GPM's word a spin of 2.5 s is enough, with flat power and no busy level it takes 8 s: both inside the ten."""
+    with stand_in(wedge=3) as server:
+        clients = _wedged(server)
+        try:
+            time.sleep(1.0)
+            seen, seconds = _looked(server, played, sm_util=sm_util, busy_power_w=None)
+        finally:
+            _end(clients)
+    stand = seen.standing
+    assert stand.state == "hung", stand
+    assert least <= seconds < most
+    assert stand.still_known == "measured"
+    assert (stand.still_s or 0.0) >= min(least, 2.0)
+    assert any("a kernel has been resident" in text for text in stand.device_signals)
+    assert not any("recorder" in text for text in stand.device_signals)
+    document = document_of(seen, seconds)
+    assert document.exit_status == 3
+    assert document.next[0].startswith("dsv4-repro autopsy")
+
+
+def test_a_card_that_spins_under_a_server_that_moves_is_looked_at_no_longer_than_before(
+    stand_in: Callable[..., AbstractContextManager[StandIn]], played: ModuleType
+) -> None:
+    with stand_in() as server:
+        clients = list(server.drain(lengths=(8000, 8000)))
+        try:
+            server.wait_state(live=2)
+            seen, seconds = _looked(server, played, utilisation=100, memory_utilisation=0, power_w=120.0, busy_power_w=None)
+        finally:
+            _end(clients)
+    assert seen.standing.state == "healthy"
+    assert seconds < 5.2
+    power = document_of(seen, seconds).power
+    assert power == ("GPU 0: 120 W; what it draws at work",)
+
+
+def test_a_server_that_starts_is_told_with_its_phase(
+    stand_in: Callable[..., AbstractContextManager[StandIn]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stand_in(wait=False, load_s=60) as server:
+        server.wait_for("Starting to load")
+        capsys.readouterr()
+        status = main(["why", str(server.pid), "--log", str(server.log), "--json"])
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (status, document["state"]) == (0, "starting")
+    text = "\n".join(document["reasons"])
+    assert "phase load: it waits for the weights to be loaded" in text
+    assert "its process has run for" in text
+    assert document["against"] == []
+    assert document["power"] == []
+    assert document["deadline"]["state"] == "not counting"
+    lines = "\n".join(why_lines(WhyDocument.model_validate(document)))
+    assert "could not read" not in lines
+    assert "not there yet, or not readable: " in lines
 
 
 def test_a_stopped_engine_is_seen_stopped(
