@@ -210,13 +210,15 @@ def test_a_ground_without_a_server_says_what_to_give_and_closes_at_any_time() ->
 
 
 @pytest.mark.parametrize("where", ["load", "observer"])
-def test_ctrl_c_while_it_closes_does_not_leave_our_server_behind(ground: Callable[..., Any], where: str) -> None:
+def test_ctrl_c_while_it_closes_does_not_leave_our_server_behind(
+    ground: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     load, observer = Load(FALLING), Observer()
 
     def interrupted() -> bool:
         raise KeyboardInterrupt
 
-    setattr({"load": load, "observer": observer}[where], "stop", interrupted)
+    monkeypatch.setattr({"load": load, "observer": observer}[where], "stop", interrupted)
     made = ground(load, observer)
     made.run_step(made._request.steps[-1])
     ended: list[str] = []
