@@ -40,7 +40,10 @@ def register(app: typer.Typer) -> None:
     def watch(
         common: Common,
         pid: Annotated[int | None, typer.Option("--pid", help="Any process of the server.", min=1)] = None,
-        url: Annotated[str | None, typer.Option("--url", help="The server's URL, e.g. http://127.0.0.1:8000.")] = None,
+        url: Annotated[
+            str | None,
+            typer.Option("--url", help="The server's URL, e.g. http://127.0.0.1:8000; with --pid: of the same server."),
+        ] = None,
         log: Annotated[Path | None, typer.Option("--log", help="The server's log, where it goes to no file that is found.")] = None,
         once: Annotated[bool, typer.Option("--once", help="Look until the state is decided (at most a minute), then end.")] = False,
         attach: Annotated[

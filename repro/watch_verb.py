@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -56,10 +56,14 @@ class WatchFlags:
 
 
 class _Finder:
-    """The server of the flags, also after it was restarted under another pid: then by its URL."""
+    """The server of the flags, also after it was restarted under another pid: then by its URL. A URL that was given beside a pid
+    is the one that is asked: in a container of its own the server may listen under another."""
 
     def __init__(self, pid: int | None, url: str | None, log: Path | None, clock: Clock) -> None:
         self._pid, self._url, self._log, self._clock = pid, url, log, clock
+        self._given = pid is not None and url is not None
+        if self._given and url is not None:
+            self._url = url.rstrip("/").removesuffix("/v1")
         self._ticks = start_ticks(pid) if pid is not None else None
         self.why = ""
 
@@ -84,9 +88,35 @@ class _Finder:
             if target.api_pid is None and target.base_url is not None and not _answers(target.base_url):
                 self.why = f"{target.base_url} does not answer"
                 continue
-            self._url = target.base_url or self._url
+            self._url = self._url if self._given else target.base_url or self._url
+            if self._url is not None and (self._given or target.base_url is None):
+                target = replace(target, base_url=self._url)
             return with_log(target, self._log)
         return None
+
+
+def _together(pid: int, url: str, clock: Clock) -> str:
+    """What is to be said of a pid and a URL that were both given; "" if they are one server's. UsageError if they are two."""
+    from .serving.ranks import find_server
+
+    try:
+        by_url, by_pid = find_server(url, clock=clock), find_server(pid, clock=clock)
+    except UnavailableError as error:
+        return f"whether {url} is process {pid}'s cannot be checked now: {error}"
+    behind, own = _processes(by_url), _processes(by_pid)
+    if not behind:
+        why = "; ".join(item.why for item in by_url.unread) or "who listens there is not seen"
+        return f"whether {url} is process {pid}'s cannot be checked: {why}"
+    if behind & own:
+        return ""
+    raise UsageError(
+        f"--url {url[:120]} is served by process {by_url.api_pid or min(behind)}, which is none of the server of --pid {pid}",
+        help_text="Give the two of one server, or only one of them.",
+    )
+
+
+def _processes(target: ServerTarget) -> set[int]:
+    return {*target.tree, *target.engine_pids, *((target.api_pid,) if target.api_pid is not None else ())}
 
 
 def _answers(url: str) -> bool:
@@ -252,14 +282,14 @@ def _terminable() -> Iterator[threading.Event]:
 
 def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM, keep: Keep | None = None) -> int:
     """The verb. With ``--once``: 3 a hang, 0 fine, 4 it has ended, 5 not decided. Else until SIGTERM (0) or Ctrl-C (130)."""
-    if flags.pid is not None and flags.url is not None:
-        raise UsageError("give --pid or --url, not both")
-    if flags.log is not None and not flags.log.is_file():
+    if flags.log is not None and not os.path.isfile(flags.log):
         raise UsageError(f"--log {str(flags.log)[:200]}: there is no such file")
     if flags.webhook is not None:
         checked_webhook(flags.webhook)
     address = None if flags.once and flags.listen is None else parse_listen(flags.listen)
     screen = Screen(as_json=common.as_json, clock=clock)
+    if flags.pid is not None and flags.url is not None and (note := _together(flags.pid, flags.url, clock)):
+        screen.note(printable(note))
     root = common.out if common.out is not None else Path("runs")
     finder = _Finder(flags.pid, flags.url, flags.log, clock)
     actions = _Actions(flags, root, screen, keep or _capture(clock, screen.say), clock)

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
+from dsv4_repro.clock import SYSTEM
+from dsv4_repro.repro import watch_verb
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.child import package_path
 from dsv4_repro.repro.schemas import schema_of
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
 
 _Make = Callable[..., AbstractContextManager["StandIn"]]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -130,8 +139,35 @@ def test_once_without_a_server_is_not_decided(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(captured.out)["outcome"] == "inconclusive"
 
 
-def test_pid_and_url_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", "--pid", "1", "--url", "http://x"]) == 2
+def test_pid_and_url_of_one_server_go_together_and_those_of_two_are_refused(
+    stand_in: _Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--once", "--out", str(tmp_path)]
+    with stand_in() as first, stand_in() as second:
+        assert main(["watch", "--pid", str(first.engine()), "--url", first.base_url, *more]) == 0
+        assert "cannot be checked" not in capsys.readouterr().err
+        assert main(["watch", "--pid", str(first.pid), "--url", second.base_url, *more]) == 2
+        assert f"is served by process {second.pid}" in " ".join(capsys.readouterr().err.split())
+        # A URL whose listener is not seen from here (another machine, another namespace) is taken, and that is said.
+        main(["watch", "--pid", str(first.pid), "--url", f"http://127.0.0.1:{_free_port()}", "--timeout", "3", *more])
+        captured = capsys.readouterr()
+    assert "cannot be checked" in " ".join((captured.err + captured.out).split())
+
+
+def test_a_server_named_by_pid_and_url_is_found_again_after_a_restart(stand_in: _Make, tmp_path: Path) -> None:
+    with stand_in() as server:
+        finder = watch_verb._Finder(server.pid, server.base_url, None, SYSTEM)
+        before = finder()
+        assert before is not None
+        assert (before.api_pid, before.base_url) == (server.pid, server.base_url)
+        server.restart()
+        after = finder()
+        assert after is not None
+        assert (after.api_pid, after.base_url) == (server.pid, server.base_url)
+        assert after.api_pid != before.api_pid
+
+
+def test_flags_of_watch_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "--webhook", "file:///etc/passwd"]) == 2
     assert main(["watch", "--listen", "nowhere"]) == 2
 
