@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +12,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import EvidenceError
+from ..forensics.evidence.opening import at_once
 from .recorder import RecordedStep, RingContents, read_ring
 
 __all__ = ["AgentDocument", "AgentRank", "agent_lines", "default_folder", "read_agents", "read_document"]
 
 MAX_STATUS = 1 << 20
 MAX_FILES = 4096
+#: Pid and start in a file's name.
+_KEY = re.compile(r"[0-9]+-[0-9]+")
 
 
 class AgentRank(BaseModel):
@@ -64,9 +68,8 @@ def default_folder() -> Path:
 def read_document(path: Path) -> dict[str, Any]:
     """A JSON object that an agent wrote, at most 1 MiB. Raises EvidenceError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+        with open(path, "rb", opener=at_once) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise EvidenceError("is not a regular file", path=str(path))
             raw = stream.read(MAX_STATUS + 1)
         document = json.loads(raw) if len(raw) <= MAX_STATUS else None
@@ -103,10 +106,13 @@ def read_agents(folder: Path) -> AgentDocument:
         names = sorted(path.name for path in folder.iterdir())[:MAX_FILES]
     except OSError as error:
         raise EvidenceError(
-            f"cannot be read: {error.strerror or error}", path=str(folder), help_text="Is a server running with DSV4_REPRO_AGENT=1?"
+            f"cannot be read: {error.strerror or error}",
+            path=str(folder),
+            help_text="Name the server's DSV4_REPRO_AGENT_DIR: dsv4-repro agent show FOLDER. "
+            "There is none where no server was started with DSV4_REPRO_AGENT=1 (docs/agent.md).",
         ) from None
     keys = {name.split("-", 1)[1].rsplit(".", 1)[0] for name in names if name.startswith(("ring-", "status-"))}
-    ranks = [_rank(folder, key, names) for key in keys if all(part.isdigit() for part in key.split("-")) and key.count("-") == 1]
+    ranks = [_rank(folder, key, names) for key in keys if _KEY.fullmatch(key)]
     if not ranks:
         raise EvidenceError(
             "holds no agent's files", path=str(folder), help_text="Start the server with DSV4_REPRO_AGENT=1: docs/agent.md"

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from ..clock import SYSTEM, Clock, utc_stamp
 from ..errors import RunStoreError
+from ..forensics.evidence.opening import at_once
 from ..reports import paths
 from .atomic import disk_error, sync_folder, write_atomic
 from .run_records import EvidenceEntry, EvidenceIndex, RunRecord
@@ -54,8 +55,7 @@ def file_sha256(path: Path) -> tuple[str, int]:
     digest = hashlib.sha256()
     size = 0
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as stream:
+        with open(path, "rb", opener=at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise RunStoreError("not a regular file", path=str(path))
             while piece := stream.read(1 << 20):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from ..errors import EvidenceError
+from ..forensics.evidence.opening import at_once
 
 __all__ = ["MAX_UNPACKED", "head_of", "peek", "plain_file"]
 
@@ -27,8 +28,7 @@ _MAGICS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz"}
 def head_of(path: Path, size: int = 64) -> bytes:
     """The first bytes of a regular file; EvidenceError for anything else (a pipe or a device is not opened to be read from)."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as stream:
+        with open(path, "rb", opener=at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise EvidenceError("not a regular file", path=str(path))
             return stream.read(size) or b""  # None: it has nothing to give now, as /proc/kmsg

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...clock import SYSTEM, Clock
 
-__all__ = ["ENDLESS_SECONDS", "PATIENCE_SECONDS", "PatientFile", "open_patiently"]
+__all__ = ["ENDLESS_SECONDS", "PATIENCE_SECONDS", "PatientFile", "at_once", "at_once_no_link", "open_patiently"]
 
 #: Seconds without a byte after which a file is one that waits to be written to.
 PATIENCE_SECONDS = 2.0
@@ -58,6 +58,19 @@ class PatientFile:
                     break
                 self._clock.sleep(0.05)
         return b""
+
+
+def at_once(name: str, flags: int) -> int:
+    """An ``opener`` for ``open``: a pipe or a terminal in a file's place does not hold us up.
+
+    Unlike ``os.open`` with ``os.fdopen``, it leaves no descriptor open where a directory lies in the file's place.
+    """
+    return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def at_once_no_link(name: str, flags: int) -> int:
+    """The same, and a link in the file's place is an error."""
+    return at_once(name, flags | os.O_NOFOLLOW)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import EvidenceError
+from .opening import at_once
 
 __all__ = [
     "BEAT", "BEAT_OFFSET", "EVENT_DROPPED", "GUARDED", "HEADER", "HEADER_SIZE", "LIVE", "LIVE_OFFSET", "MAGIC", "MAX_SLOTS",
@@ -145,9 +146,8 @@ class RingContents:
 
 def _raw(path: Path) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+        with open(path, "rb", opener=at_once) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise EvidenceError("is not a regular file", path=str(path))
             return stream.read(HEADER_SIZE + MAX_SLOTS * SLOT_SIZE + 1)
     except OSError as error:

@@ -37,7 +37,7 @@ def agent_counters(folder: Path | None, pids: Collection[int]) -> AgentCounters 
     found = False
     for name in names:
         pid = name.removeprefix("status-").partition("-")[0]
-        if not (pid.isdigit() and int(pid[:18]) in pids):
+        if not (pid.isascii() and pid.isdigit() and int(pid[:18]) in pids):
             continue
         try:
             counters = read_document(folder / name).get("counters")

@@ -22,6 +22,7 @@ from ...forensics.collect.engine_metrics import parse_metrics, read_page
 from ...forensics.collect.nvml import GpuSample, Nvml
 from ...forensics.collect.proc import read_process
 from ...forensics.device_state import Unread
+from ...forensics.evidence.opening import at_once
 from ..ground import CaptureOutcome
 from ..recorder import HEADER_SIZE, MAX_SLOTS, SLOT_SIZE, read_ring
 from .capture_log import CaptureLog, PlannedFile, rank_folder, rank_tag, together
@@ -186,8 +187,7 @@ def _metrics(target: ServerTarget, found: _Found, limit: float) -> None:
 
 
 def _bytes(path: Path, most: int, *, tail: bool = False) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as stream:
+    with open(path, "rb", opener=at_once) as stream:
         if tail:
             stream.seek(max(stream.seek(0, os.SEEK_END) - most, 0))
         return stream.read(most)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...errors import PlanError
 from ...forensics.device_state import Unread
+from ...forensics.evidence.opening import at_once
 from .audited_builds import Audited, recall_audit
 
 if TYPE_CHECKING:
@@ -50,9 +51,8 @@ class LiveBuild:
 
 
 def _bytes(path: Path, limit: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    with open(path, "rb", opener=at_once) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(22, "not a regular file")
         parts, size = [], 0
         while size < limit and (piece := stream.read(min(limit - size, 1 << 20))):

@@ -53,6 +53,11 @@ def engine_counters(base_url: str, *, clock: Clock = SYSTEM) -> Callable[[], Eng
     return read
 
 
+def _number(text: str) -> bool:
+    """Digits as the agent writes them in a file's name: others (²) are no number to ``int``."""
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
 def _running_ring(folder: Path) -> Path | None:
     """The ring of the running worker of the lowest rank that has begun a step. All ranks run the same batches."""
     try:
@@ -62,7 +67,7 @@ def _running_ring(folder: Path) -> Path | None:
     found: list[tuple[int, int, Path]] = []
     for path in names[:_MOST_RINGS]:
         pid, _, ticks = path.name[5:-4].partition("-")
-        if not (pid.isdigit() and ticks.isdigit() and len(path.name) < 64) or start_ticks(int(pid)) != int(ticks):
+        if not (_number(pid) and _number(ticks)) or start_ticks(int(pid)) != int(ticks):
             continue
         try:
             header = read_newest(path, steps=1).header

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ...errors import TranscriptError
 from ...forensics.evidence.casefile import CaseFile
+from ...forensics.evidence.opening import at_once
 from ...forensics.evidence.stamps import LEAP_YEAR, Stamp
 from ...forensics.evidence.timeaxis import TimeAxis
 
@@ -65,9 +66,8 @@ class LogHistory:
 def read_log_tail(path: Path, limit: int = TAIL_BYTES) -> LogTail:
     """The last ``limit`` bytes of a regular file, whole lines. TranscriptError where it is none or cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as stream:
-            status = os.fstat(fd)
+        with open(path, "rb", opener=at_once) as stream:
+            status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise TranscriptError("is not a regular file", path=str(path))
             cut = max(status.st_size - limit, 0)

@@ -11,6 +11,7 @@ from ...clock import Deadline
 from ...errors import EvidenceError
 from ...forensics.collect.process_table import ProcessTable, inner_pid, read_environment
 from ...forensics.device_state import Unread
+from ...forensics.evidence.opening import at_once
 from ..recorder import read_ring
 from .gpu_holders import GpuHolders
 from .records import Rank
@@ -102,15 +103,15 @@ def _rank_number(
         if number >= 0:
             return number, "agent"
     environment = read_environment(rank.pid, look.root)
-    if isinstance(environment, dict) and environment.get("RANK", "").isdigit() and "ray" in rank.how.lower():
-        return int(environment["RANK"][:6]), "environment"
+    given = environment.get("RANK", "") if isinstance(environment, dict) else ""
+    if given.isascii() and given.isdigit() and len(given) < 7 and "ray" in rank.how.lower():
+        return int(given), "environment"
     return (0, "being the only one") if alone else (None, "")
 
 
 def _head(log: Path) -> str:
     try:
-        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as stream:
+        with open(log, "rb", opener=at_once) as stream:
             return stream.read(_LOG_HEAD).decode("utf-8", "replace")
     except OSError:
         return ""

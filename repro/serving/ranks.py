@@ -254,7 +254,8 @@ def _agent_folder(look: Look, environment: Mapping[str, str], root: int, workers
         named = f"{environment.get('TMPDIR') or tempfile.gettempdir()}/dsv4-repro-agent-{uid}"
     known = [Rank(pid, None, look.table.entries[pid].start_ticks) for pid in workers]
     for candidate in (Path(named), look.root / str(root) / "root" / named.lstrip("/")):
-        if candidate.is_dir() and (asked or agent_names(candidate, known, look.root)):
+        # os.path: a Path raises where another user's root may not be entered, or a name is too long for a file.
+        if os.path.isdir(candidate) and (asked or agent_names(candidate, known, look.root)):
             return candidate
     return Path(named) if asked else None
 
@@ -286,7 +287,7 @@ def _base_url(look: Look, root: int, roles: Mapping[int, tuple[str, str]], unrea
     """From the sockets that the API server listens on, else from its command line (vLLM's default port is 8000)."""
     argv = look.table.entries[root].argv
     given = option(argv, "--port")
-    wanted = int(given[:6]) if given and given.isdigit() else 8000
+    wanted = int(given[:6]) if given and given.isascii() and given.isdigit() else 8000
     host = option(argv, "--host") or "127.0.0.1"
     host = (
         "127.0.0.1" if host in ("0.0.0.0", "localhost", "") else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host

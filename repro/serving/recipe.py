@@ -182,7 +182,7 @@ def _model(options: ServeOptions) -> tuple[str, dict[str, str]]:
     """(what stands after ``serve``, the environment that it needs); a dummy is written into the run's directory."""
     if options.model != DUMMY:
         local = Path(options.model).expanduser()
-        return (str(local.absolute()) if local.exists() else options.model), {}
+        return (str(local.absolute()) if os.path.exists(local) else options.model), {}
     layers = options.plan.layers if options.plan.layers is not None else DUMMY_LAYERS
     folder = write_dummy_model(options.folder / "model", layers=layers)
     env = dict(DUMMY_ENV)

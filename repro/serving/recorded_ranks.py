@@ -50,7 +50,7 @@ def recorded_ranks(folder: Path, *, clock: Clock = SYSTEM, proc: Path = Path("/p
     found = []
     for name in names[:MOST_RINGS]:
         pid_text, _, ticks_text = name[5:-4].partition("-")
-        if not (pid_text.isdigit() and ticks_text.isdigit() and len(name) < 64):
+        if not ((pid_text + ticks_text).isascii() and pid_text.isdigit() and ticks_text.isdigit() and len(name) < 64):
             continue
         if not _same(int(pid_text), int(ticks_text), proc):
             continue

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,6 +132,8 @@ def read_requests(path: Path, *, max_bytes: int = 2 * MAX_BYTES) -> dict[str, Re
     read = 0
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise RunStoreError("not a regular file", path=str(path))
             number = 0
             while line := stream.readline(_MAX_LINE + 1):
                 number += 1

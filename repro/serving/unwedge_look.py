@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +85,7 @@ def _layers(target: ServerTarget, words: Sequence[str], proc: Path) -> int | Non
     for word in words:
         for root in (proc / str(target.api_pid) / "root", Path("/")):
             path = root / word.lstrip("/") / "config.json" if word.startswith("/") else None
-            if path is None or not path.is_file():
+            if path is None or not os.path.isfile(path):
                 continue
             try:
                 with path.open("rb") as stream:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -174,13 +175,16 @@ class Agent:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
-        with os.fdopen(fd, "rb") as stream:
+        try:
+            # Ten times a second inside a server: whatever lies there, a directory too, the descriptor is given back.
             found = os.fstat(fd)
             mark = (found.st_mtime_ns, found.st_ino)
-            if mark == getattr(self, memory) or found.st_uid not in (os.getuid(), 0):
+            if not stat.S_ISREG(found.st_mode) or mark == getattr(self, memory) or found.st_uid not in (os.getuid(), 0):
                 return None
             setattr(self, memory, mark)
-            raw = stream.read(MAX_FILE + 1)
+            raw = os.pread(fd, MAX_FILE + 1, 0)
+        finally:
+            os.close(fd)
         try:
             return json.loads(raw) if len(raw) <= MAX_FILE else None
         except (ValueError, RecursionError):
@@ -216,7 +220,14 @@ class Agent:
         if self._answered != ask[0]:
             self._answered = ask[0]
             body = {"schema": "dsv4-repro/agent-answer/1", "id": ask[0], "monotonic_ns": time.monotonic_ns(), **document}
-            write_json(self.settings.folder / f"answer-{self.name}.json", body)
+            try:
+                write_json(self.settings.folder / f"answer-{self.name}.json", body)
+            except OSError as error:
+                # A full disk costs this answer; side stream and rescue go on.
+                self.said.feature("answers", False, f"could not be written: {error.strerror or error}")
+            else:
+                if "answers" in self.said.features:
+                    self.said.feature("answers", True, "are written again")
         if self._ask == ask:
             self._ask = None
 

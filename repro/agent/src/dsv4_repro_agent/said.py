@@ -20,12 +20,18 @@ MAX_EVENTS = 200
 def write_json(path: Path, document: Any) -> None:
     """Write a document so that a reader sees the old one or the new one. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(temporary, flags, 0o600)
+    except FileExistsError:
+        # Of an earlier process with our pid that was killed while it wrote (in a container pids come again).
+        temporary.unlink()
+        fd = os.open(temporary, flags, 0o600)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as stream:
             stream.write(json.dumps(document))  # in one piece: json.dump holds the interpreter several times as long
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
