@@ -100,6 +100,17 @@ def _device_signals(snapshots: Sequence[Snapshot]) -> tuple[list[str], list[str]
     return signals, against
 
 
+def _host_at_work(last: Snapshot) -> list[str]:
+    """What explains a stand-still by itself: the device's kernels may wait for it."""
+    found = [
+        f"process {one.pid} ({one.role}) is stopped: a debugger or a freeze holds it"
+        for one in last.processes
+        if one.role in ("engine", "worker") and one.state in ("T", "t")
+    ]
+    compilers = [one.pid for one in last.processes if one.role == "compiler" and one.state == "R"]
+    return found + ([f"{len(compilers)} compiler processes run below it (pid {compilers[0]})"] if compilers else [])
+
+
 def _still(
     snapshots: Sequence[Snapshot], history: LogHistory | None
 ) -> tuple[float | None, Literal["measured", "inferred", "not observed"], list[str]]:
@@ -180,7 +191,10 @@ def standing(
     if running is not None:
         stands.append(f"{running} requests run, {waiting if waiting is not None else '?'} wait; {_health_text(health)}")
     reasons = (*stands, *why)
-    if unfinished and not against and not (assessment is not None and assessment.device_signals):
+    against += _host_at_work(snapshots[-1]) if snapshots else []
+    # Beside the watchdog a step under way is no sign of its own: a long prefill, or one behind a rank that is late, is one too, and
+    # only the watchdog knows what such steps take.
+    if unfinished and not against and (assessment is None or (assessment.state == "hung" and not assessment.device_signals)):
         pids = ", ".join(str(item.pid) for item in unfinished[:8])
         signals.append(f"recorder: the event behind the last step has not completed (pid {pids})")
     confirmed = assessment is not None and assessment.state == "hung" and bool(assessment.device_signals or signals)

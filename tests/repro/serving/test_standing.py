@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsv4_repro.repro.serving.log_history import LogHistory
-from dsv4_repro.repro.serving.records import Assessment, DeviceSample, EngineSample, RankProgress, Snapshot
+from dsv4_repro.repro.serving.records import Assessment, DeviceSample, EngineSample, ProcessSample, RankProgress, Snapshot
 from dsv4_repro.repro.serving.standing import Standing, standing
 
 SPIN: dict[str, Any] = {"utilisation": 100, "memory_utilisation": 0, "power_w": 120.0}
@@ -53,6 +53,24 @@ def test_a_stand_still_with_a_sign_of_the_device_is_a_hang_and_without_one_is_no
     assert standing(_shots(devices=[SPIN]), None, STOOD).state == "hung"
     assert standing(_shots(), None, STOOD).state == "suspect"
     assert standing(_shots(ring=20.0)).state == "hung"
+
+
+def test_a_long_step_is_a_hang_by_the_watchdogs_word_alone() -> None:
+    """A prefill of 20 s, or a step whose peer compiles, and no card that can be read: the watchdog waits for both."""
+    waits = Assessment("suspect", 102.0, 80.0, ("rank 1 has begun a step and launched nothing for 20.0 s",))
+    found = standing(_shots(ring=20.0), waits)
+    assert (found.state, found.device_signals) == ("suspect", ())
+    assert "rank 1 has begun a step and launched nothing for 20.0 s" in found.reasons
+
+
+@pytest.mark.parametrize(("role", "state"), [("worker", "T"), ("engine", "t"), ("compiler", "R")])
+def test_a_host_that_is_held_or_compiles_explains_a_resident_kernel(role: str, state: str) -> None:
+    shots = _shots(devices=[SPIN])
+    assert standing(shots, None, STOOD).state == "hung"
+    shots[-1] = dataclasses.replace(shots[-1], processes=(ProcessSample(102.0, 7, role, state),))
+    found = standing(shots, None, STOOD)
+    assert found.state == "suspect"
+    assert "7" in found.against[0]
 
 
 def test_two_seconds_are_no_hang() -> None:
