@@ -7,48 +7,26 @@ from pathlib import Path
 
 from ...clock import SYSTEM, Clock
 from ...errors import EvidenceError
-from ...forensics.collect.engine_metrics import EngineReading, scrape
+from ...forensics.collect.engine_metrics import scrape
 from ...forensics.collect.process_table import start_ticks
 from ..recorder import RecordedStep, read_newest, read_ring
 from .records import EngineSample
+from .signals import engine_sample
 
-__all__ = ["engine_counters", "ring_reader", "sample_of"]
+__all__ = ["engine_counters", "ring_reader"]
 
 _TIMEOUT_S = 1.0
 _MOST_RINGS = 256
 
 
-def _whole(value: float | None) -> int | None:
-    return int(value) if value is not None else None
-
-
-def sample_of(reading: EngineReading) -> EngineSample:
-    """A scrape as the record that load and watchdog share."""
-    values = reading.values
-    return EngineSample(
-        at=reading.at,
-        took_s=reading.took_s,
-        health=reading.health,
-        running=_whole(values.get("running")),
-        waiting=_whole(values.get("waiting")),
-        generation_tokens=values.get("generation_tokens"),
-        prompt_tokens=values.get("prompt_tokens"),
-        iterations=values.get("iterations"),
-        preemptions=values.get("preemptions"),
-        finished=values.get("finished"),
-        drafted=values.get("drafted"),
-        accepted=values.get("accepted"),
-        kv_usage=values.get("kv_usage"),
-        error="; ".join(f"{item.what}: {item.why}" for item in reading.unread)[:500],
-    )
-
-
 def engine_counters(base_url: str, *, clock: Clock = SYSTEM) -> Callable[[], EngineSample | None]:
-    """A reading of ``/metrics`` at each call; None where nothing was exported."""
+    """A reading of ``/metrics`` at each call; None where nothing was exported, or a part of it: between sums over all lines and
+    over some, counters seem to stand, fall and grow."""
 
     def read() -> EngineSample | None:
         reading = scrape(base_url, timeout_s=_TIMEOUT_S, clock=clock, health=False)
-        return sample_of(reading) if reading.values else None
+        sample = engine_sample(reading)
+        return sample if reading.values and not sample.error else None
 
     return read
 

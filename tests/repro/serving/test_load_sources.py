@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,16 +12,27 @@ from dsv4_repro.errors import EvidenceError
 from dsv4_repro.forensics.collect.engine_metrics import EngineReading
 from dsv4_repro.forensics.collect.process_table import start_ticks
 from dsv4_repro.forensics.device_state import Unread
-from dsv4_repro.repro.serving.load_sources import engine_counters, ring_reader, sample_of
+from dsv4_repro.repro.serving import load_sources
+from dsv4_repro.repro.serving.load_sources import engine_counters, ring_reader
 
 
-def test_a_scrape_becomes_a_sample_and_what_is_missing_stays_unknown() -> None:
-    reading = EngineReading(
-        5.0, 0.1, None, {"running": 3.0, "iterations": 17.0}, unread=(Unread("/metrics", "one family did not parse"),)
-    )
-    sample = sample_of(reading)
-    assert (sample.at, sample.running, sample.iterations, sample.waiting, sample.generation_tokens) == (5.0, 3, 17.0, None, None)
-    assert "did not parse" in sample.error
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [
+        ({}, True), ({"bad_lines": 1}, False), ({"unread": (Unread("/metrics", "one family did not parse"),)}, False),
+        ({"unread": (Unread("/health", "refused"),)}, True),
+    ],
+)  # fmt: skip
+def test_a_scrape_becomes_a_sample_and_a_part_of_one_does_not(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], seen: bool
+) -> None:
+    reading = EngineReading(5.0, 0.1, None, {"running": 3.0, "iterations": 17.0}, **more)
+    monkeypatch.setattr(load_sources, "scrape", lambda *_a, **_k: reading)
+    sample = engine_counters("http://127.0.0.1:1")()
+    assert (sample is not None) is seen
+    if sample is not None:
+        found = (sample.at, sample.running, sample.iterations, sample.waiting, sample.generation_tokens)
+        assert found == (5.0, 3, 17.0, None, None)
 
 
 def test_nobody_to_ask_gives_no_sample() -> None:
@@ -38,8 +50,6 @@ def test_rings_of_ended_processes_and_strange_files_are_passed_over(tmp_path: Pa
 
 
 def test_the_ring_of_the_lowest_running_rank_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsv4_repro.repro.serving import load_sources
-
     own = f"ring-{os.getpid()}-{start_ticks(os.getpid())}.bin"
     (tmp_path / own).write_bytes(b"")
 
@@ -56,8 +66,6 @@ def test_the_ring_of_the_lowest_running_rank_is_read(tmp_path: Path, monkeypatch
 
 
 def test_a_ring_that_is_damaged_later_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsv4_repro.repro.serving import load_sources
-
     path = tmp_path / f"ring-{os.getpid()}-{start_ticks(os.getpid())}.bin"
     path.write_bytes(b"")
 
