@@ -173,8 +173,8 @@ def agent_lines(document: AgentDocument) -> list[str]:
         if rank.releases:
             lines.append(f"  released by the rescue: {rank.releases}")
         counters = rank.status.get("counters") if rank.status is not None else None
-        if isinstance(counters, dict) and isinstance(counters.get("averted_waits"), int) and counters["averted_waits"]:
-            lines.append(f"  steps that would have wedged without the guard: {counters['averted_waits']}")
+        if isinstance(counters, dict) and isinstance(counters.get("averted_lengths"), int) and counters["averted_lengths"]:
+            lines.append(f"  steps in which the guard made a length of -1 a 0: {counters['averted_lengths']}")
     return lines
 
 

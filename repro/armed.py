@@ -87,10 +87,10 @@ def _of_status(status: Mapping[str, Any], releases: int) -> tuple[str, str, str]
         if isinstance(state, dict) and state.get("found") is not True
     ]
     counters = status.get("counters")
-    averted = counters.get("averted_waits") if isinstance(counters, dict) else None
+    averted = counters.get("averted_lengths") if isinstance(counters, dict) else None
     text = f"armed: {', '.join(on) or 'nothing'}"
     text += f"; released: {releases}" if releases else ""
-    text += f"; waits averted by the guard: {averted}" if isinstance(averted, int) and averted else ""
+    text += f"; steps with a length of -1 that the guard made 0: {averted}" if isinstance(averted, int) and averted else ""
     if missing:
         text += "; not found: " + "; ".join(missing[:6])
     remedy = "" if on and not missing else "See all of it: dsv4-repro agent show; switches: docs/agent.md"

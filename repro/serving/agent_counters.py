@@ -17,7 +17,8 @@ _MOST = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class AgentCounters:
-    """Sums over workers, since each of them started. ``averted``: steps that would have wedged without the guard's clamp."""
+    """Sums over workers, since each of them started. ``averted``: steps in which the guard made a length
+    of -1 a 0; with as many rows as their graph has not each of them would have wedged."""
 
     releases: int
     rescues: int
@@ -33,7 +34,7 @@ def agent_counters(folder: Path | None, pids: Collection[int]) -> AgentCounters 
         names = sorted(path.name for path in folder.iterdir() if path.name.startswith("status-"))[:_MOST_FILES]
     except OSError:
         return None
-    sums = dict.fromkeys(("releases", "rescues", "guarded_builds", "averted_waits"), 0)
+    sums = dict.fromkeys(("releases", "rescues", "guarded_builds", "averted_lengths"), 0)
     found = False
     for name in names:
         pid = name.removeprefix("status-").partition("-")[0]
@@ -48,4 +49,4 @@ def agent_counters(folder: Path | None, pids: Collection[int]) -> AgentCounters 
             for key in sums:
                 value = counters.get(key)
                 sums[key] += value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else 0
-    return AgentCounters(sums["releases"], sums["rescues"], sums["guarded_builds"], sums["averted_waits"]) if found else None
+    return AgentCounters(sums["releases"], sums["rescues"], sums["guarded_builds"], sums["averted_lengths"]) if found else None

@@ -78,7 +78,7 @@ class _Families:
             ("live_requests", "Requests that run.", seen.live_requests),
             ("agent_releases", "Waits that the agents of the workers that run have released.", seen.releases),
             ("agent_rescues", "Stalls that the agents' rescue ended.", seen.rescues),
-            ("agent_averted_waits", "Steps that would have wedged without the agents' guard.", seen.averted),
+            ("agent_averted_lengths", "Steps in which the agents' guard made a length of -1 a 0.", seen.averted),
             ("last_hang_timestamp_seconds", "When the last hang was found.", seen.last_hang),
         ):
             if value is not None:

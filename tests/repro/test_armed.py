@@ -35,9 +35,9 @@ def agent(**status: Any) -> AgentRank:
         ({"armed": {"recorder": False}, "features": {}}, "no", "armed: nothing"),
         ({"armed": 5, "features": [1]}, "no", "armed: nothing"),
         (
-            {"armed": {"guard": True}, "features": {}, "releases": 4, "counters": {"averted_waits": 9}},
+            {"armed": {"guard": True}, "features": {}, "releases": 4, "counters": {"averted_lengths": 9}},
             "yes",
-            "released: 4; waits averted by the guard: 9",
+            "released: 4; steps with a length of -1 that the guard made 0: 9",
         ),
     ],
 )

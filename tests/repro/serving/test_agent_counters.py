@@ -9,9 +9,9 @@ from dsv4_repro.repro.serving.agent_counters import AgentCounters, agent_counter
 
 
 def test_sums_over_the_running_workers(tmp_path: Path) -> None:
-    good = {"releases": 4, "rescues": 1, "guarded_builds": 90, "averted_waits": 7}
+    good = {"releases": 4, "rescues": 1, "guarded_builds": 90, "averted_lengths": 7}
     (tmp_path / "status-10-1.json").write_text(json.dumps({"counters": good}))
-    (tmp_path / "status-11-1.json").write_text(json.dumps({"counters": {**good, "rescues": "x", "averted_waits": -3}}))
+    (tmp_path / "status-11-1.json").write_text(json.dumps({"counters": {**good, "rescues": "x", "averted_lengths": -3}}))
     (tmp_path / "status-12-1.json").write_text(json.dumps({"counters": good}))
     assert agent_counters(tmp_path, {10, 11}) == AgentCounters(8, 1, 180, 7)
 

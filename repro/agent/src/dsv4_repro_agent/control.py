@@ -210,7 +210,7 @@ class Agent:
                     "releases": self.releases,
                     "rescues": self.rescues,
                     "guarded_builds": self.guard.clamped,
-                    "averted_waits": self.recorder.averted,
+                    "averted_lengths": self.recorder.averted,
                 },
                 **self.said.document(),
             },
