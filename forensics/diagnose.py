@@ -352,7 +352,7 @@ def _next(found: Judged, view: GridView | None, state: DeviceState) -> str:
         where = f"(0,{base:#x})" if base is not None else "(0,BASE)"
         return f"cuda-gdb -p PID -batch -ex 'x/14xw $_cuda_const_bank{where}'    # the kernel's parameters: group size, max_seq_len"
     if found.cause == "peer-left":
-        return "dsv4-repro audit installed    # is the build that you serve affected?"
+        return "dsv4-repro audit vllm==0.27.1    # is the build that you serve affected? its release, a wheel, or the server's PID"
     if found.cause is not None:
         return f"dsv4-repro list    # is there a scenario that shows the same cause, {found.cause}?"
     if found.class_ == "unknown" and view.ctas:

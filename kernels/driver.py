@@ -128,7 +128,9 @@ class Driver:
             status, *values = getattr(self._cu, name)(*args)
         except (RuntimeError, OSError) as error:
             # cuda.bindings raises these when libcuda or the symbol is missing.
-            raise NoDriverError(f"{name}: {error}") from error
+            # Its own words speak of a "system search", which helps nobody.
+            absent = type(error).__name__ == "DynamicLibNotFoundError"
+            raise NoDriverError(f"{name}: {'no NVIDIA driver: libcuda was not found' if absent else error}") from error
         code = getattr(status, "name", str(status))
         if code != "CUDA_SUCCESS":
             raise _typed(name, code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..clock import SYSTEM, Clock
 from ..errors import RefusedError, ReproError, UnavailableError, UsageError
-from .console import Screen, printable
+from .console import Screen, printable, wrap
 from .options import Common
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ ACCEPT_S = 10.0
 RECOVERY_S = 20.0
 #: After the fillers left, the engine is looked at for so long.
 AFTER_S = 6.0
+HOLD_S, ROUNDS = 60.0, 3
 
 
 class UnwedgeDocument(BaseModel):
@@ -55,7 +57,7 @@ def cordon_lines(base_url: str | None, pid: int | None) -> tuple[str, ...]:
     """What to do next, and why: nothing here can undo that released rows held garbage."""
     where = base_url or "this server"
     return (
-        "Cordoned is what it must be now: take it out of the load balancer, send it nothing new.",
+        "Cordon it now: take it out of the load balancer, send it nothing new.",
         "The released rows are padding rows; their indices are garbage that nobody is meant to read (docs/unwedge.md: what was "
         "shown of that, and what not).",
         f"Drain: wait until vllm:num_requests_running is 0 at {where}/metrics"
@@ -66,15 +68,21 @@ def cordon_lines(base_url: str | None, pid: int | None) -> tuple[str, ...]:
 
 
 def _target(named: str | None, url: str | None, agent_folder: Path | None, clock: Clock) -> ServerTarget:
+    from .serving.completion_stream import shown_url
     from .serving.unwedge_look import api_pid_of_run
     from .why_verb import find_one
 
-    if named is not None and Path(named).is_dir():
+    # A number is a pid, also where a folder of that name lies here.
+    if named is not None and not (named.isascii() and named.isdigit()) and os.path.isdir(named):
         named = str(api_pid_of_run(Path(named)))
-    target = find_one(named, clock)
     changes: dict[str, Any] = {}
     if url is not None:
-        changes["base_url"] = url.rstrip("/")
+        changes["base_url"] = shown_url(url)
+        if not changes["base_url"]:
+            raise UsageError(
+                f"--url {url.rpartition('@')[2][:120]}: not an HTTP address", help_text="For example --url http://127.0.0.1:8000"
+            )
+    target = find_one(named, clock)
     if agent_folder is not None:
         changes["agent_folder"] = agent_folder
     return dataclasses.replace(target, **changes)
@@ -246,8 +254,8 @@ def run_unwedge(
     agent_folder: Path | None = None,
     layers: int | None = None,
     fillers: int | None = None,
-    hold: float = 60.0,
-    rounds: int = 3,
+    hold: float = HOLD_S,
+    rounds: int = ROUNDS,
     clock: Clock = SYSTEM,
 ) -> int:
     """The verb. Exit status: 0 it goes again, 3 wedged (dry run, or still), 4 it died, 5 refused or not known."""
@@ -263,8 +271,15 @@ def run_unwedge(
     looked = look_and_plan(target, via=via, layers=layers, clock=clock)
     screen.end_progress()
     plan = looked.plan
-    screen.say(*(printable(line) for line in plan.lines()))
-    screen.say(*(printable(f"could not read: {item.what}: {item.why}") for item in looked.unread[:12]), style="dim")
+    pid = target.api_pid if target.api_pid is not None else next(iter(target.engine_pids), None)
+    same = str(pid) if pid is not None else target.base_url or "PID"
+    if not plan.refused:
+        known = any(one.way == "agent" for one in plan.ranks)
+        what = "WEDGED in the known wait of vLLM #51593" if known else "STANDS STILL; what it waits for is judged after the attach"
+        screen.say(*wrap(f"{target.base_url or same}: {what}"), style="bad")
+    screen.say(*(text for line in plan.lines() for text in wrap(line, indent="  ")))
+    blind = [f"could not read: {item.what}: {item.why}" for item in looked.unread[:12]]
+    screen.say(*(text for line in blind for text in wrap(line, indent="  ")), style="dim")
 
     def document(outcome: Literal["clean", "hang", "other", "inconclusive"], status: int, **more: Any) -> int:
         made = UnwedgeDocument(
@@ -276,9 +291,16 @@ def run_unwedge(
         return status
 
     if plan.refused:
+        screen.say(f"next: dsv4-repro why {same}    # its state, the evidence to keep, the engine's deadline")
         return document("inconclusive", 5, refused=plan.refused)
     if not common.yes:
-        screen.say("Nothing was touched. To do it: the same command with --yes")
+        given = (
+            ("--via", None if via == "auto" else via), ("--url", url), ("--agent-folder", agent_folder), ("--layers", layers),
+            ("--fillers", fillers), ("--hold", None if hold == HOLD_S else hold),
+            ("--rounds", None if rounds == ROUNDS else rounds),
+        )  # fmt: skip
+        words = [text for flag, value in given if value is not None for text in (flag, str(value))]
+        screen.say("Nothing was touched.", f"next: {printable(shlex.join(['dsv4-repro', 'unwedge', same, *words, '--yes']))}")
         return document("hang", 3)
     folder = common.out or Path(tempfile.mkdtemp(prefix="dsv4-repro-unwedge-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -288,9 +310,13 @@ def run_unwedge(
         with locked(target):
             last, why = work.run(plan.fillers.count if fillers is None else fillers)
     except RefusedError as error:
+        screen.say(*wrap(f"Refused: {error}"))
         return document("inconclusive", 5, refused=str(error))
     outcome, status = _judge(work, last, target)
-    screen.say(printable(why), style="good" if outcome == "clean" else "bad")
+    if last is None or why != last.text:  # else it was said as it came
+        screen.say(printable(why), style="good" if outcome == "clean" else "bad")
+    verdict = {"clean": "GOING AGAIN", "hang": "STILL WEDGED", "other": "DIED"}.get(outcome, "NOT KNOWN")
+    screen.say(verdict, style="good" if outcome == "clean" else "bad")
     # A number of writes that is not known (no entry) may be one: cordoned, too.
     cordon = cordon_lines(target.base_url, target.api_pid) if any(row.get("writes", 1) for row in work.rows) else ()
     screen.say(*(printable(line) for line in cordon))

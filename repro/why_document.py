@@ -90,7 +90,7 @@ def why_lines(document: WhyDocument) -> list[str]:
     )
     lines = wrap(f"{document.state.upper()}{': ' + where if where else ''}{still}", indent="  ")
     live = "not known" if document.live_requests is None else str(document.live_requests)
-    if document.state != "no server":
+    if document.base_url is not None or document.engine_pids:
         lines.append(f"live requests: {live}")
     for title, texts in (
         ("seen", document.reasons), ("on the device", document.device_signals), ("against a hang", document.against),

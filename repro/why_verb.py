@@ -32,6 +32,14 @@ _OUTCOMES = {"hung": "hang", "healthy": "clean", "idle": "clean", "starting": "c
 _STATUS = {"hang": 3, "clean": 0, "other": 4, "inconclusive": 5}
 
 
+class SeveralServersError(UnavailableError):
+    """More than one server is here and none was named. ``pids``: one of each."""
+
+    def __init__(self, message: str, pids: Sequence[int]) -> None:
+        super().__init__(message, help_text=f"Name one by its pid: {', '.join(map(str, pids))}")
+        self.pids = tuple(pids)
+
+
 def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
     """The server named by PID or URL, else the only one here. UnavailableError: none, or several (listed)."""
     from .serving.ranks import find_server, find_servers
@@ -46,7 +54,8 @@ def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
         )
     if len(found) > 1:
         listed = ", ".join(f"{item.api_pid or item.engine_pids}: {item.base_url or 'URL not known'}" for item in found[:8])
-        raise UnavailableError(f"{len(found)} servers are here ({listed})", help_text="Name one: dsv4-repro why PID")
+        pids = [pid for item in found for pid in (item.api_pid, *item.engine_pids)[:1] if pid is not None]
+        raise SeveralServersError(f"{len(found)} servers are here ({listed}); each is asked alone", pids)
     return found[0]
 
 
@@ -162,6 +171,8 @@ def next_steps(stand: Standing, seen: Look) -> tuple[str, ...]:
         return (f"dsv4-repro why {engine}",)
     if stand.state == "ended" and seen.target.log_path is not None:
         return (f"dsv4-repro autopsy {seen.target.log_path}",)
+    if stand.state == "unknown":
+        return ("dsv4-repro why    # on the server's machine, inside its container: its processes were not seen from here",)
     return ()
 
 
@@ -237,9 +248,11 @@ def run_why(named: str | None, common: Common, *, log: Path | None = None, clock
     try:
         target = with_log(find_one(named, clock), log)
     except UnavailableError as error:
+        several = isinstance(error, SeveralServersError)
+        following = tuple(f"dsv4-repro why {pid}" for pid in error.pids[:8]) if isinstance(error, SeveralServersError) else ()
         document = WhyDocument(
-            outcome="inconclusive", state="no server", exit_status=5, reasons=(str(error),),
-            next=(error.help_text,) if error.help_text else (), seconds=round(clock.monotonic() - began, 2),
+            outcome="inconclusive", state="unknown" if several else "no server", exit_status=5, reasons=(str(error),),
+            next=following or ((error.help_text,) if error.help_text else ()), seconds=round(clock.monotonic() - began, 2),
         )  # fmt: skip
         return _show(document, screen)
     seen = look(target, clock=clock, seconds=PROMISE_S - (clock.monotonic() - began))

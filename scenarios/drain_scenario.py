@@ -49,7 +49,7 @@ SCENARIO = Scenario(
     upstream=("vllm#51593", "vllm#51538"),
     example="dsv4-repro run drain",
     notes=(
-        "Both fixes are needed: with the producer fixed nothing negative reaches the kernel, so only a run with the consumer alone "
-        "says anything about the guard.",
+        "Either fix alone ends this hang (dsv4-repro verify drain). With the producer fixed nothing negative reaches the kernel, "
+        "so only a run with the consumer's alone says anything about the guard.",
     ),
 )

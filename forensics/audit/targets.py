@@ -35,6 +35,9 @@ __all__ = ["OpenedTarget", "ProcessView", "expand_targets", "open_target"]
 
 FIRST_RELEASE = "0.19.1"
 BUILTIN_ARCHITECTURES = (90, 100, 120)
+_TARGETS = (
+    "A target is a release (vllm==0.27.1), installed, a wheel, a .so, a cubin, builtin:guard or a PID: dsv4-repro audit --help"
+)
 _LIBRARY = re.compile(r"/vllm/_C[^/]*\.so$")
 
 
@@ -193,7 +196,8 @@ def _kernels(text: str, arch: int | None, progress: Progress | None, unread: lis
         if "no GPU code that could be read" in str(error):
             unread.append(Unread(what="the build's GPU code", why=str(error), remedy="Audit a wheel of vLLM for CUDA."))
             return None, ""
-        raise
+        # The same words are asked for by --kernel elsewhere: what helps here is another.
+        raise KernelNotFoundError(str(error).removeprefix("--kernel "), help_text=_TARGETS) from None
 
 
 def _holds_no_kernel(error: KernelNotFoundError) -> bool:

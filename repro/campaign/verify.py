@@ -180,10 +180,10 @@ def _layer_line(layer: str, other: str, alone: CellOutcome, neither: CellOutcome
         if layer == "producer":
             note = " With it nothing negative reaches the kernel, so this row says nothing about the consumer's guard."
         said = f"with it and without the {other}'s, {alone.test.windows} windows, no hang ({bound})."
-        return f"The {layer} fix is load-bearing alone: {said}{note}"
+        return f"The {layer} fix is enough alone: {said}{note}"
     if alone.word == "HANGS":
         return f"The {layer} fix is NOT enough alone: {alone.test.hangs} of {alone.test.windows} windows still hang."
-    return f"Whether the {layer} fix is load-bearing alone stays open: {_open_reason(alone)}."
+    return f"Whether the {layer} fix is enough alone stays open: {_open_reason(alone)}."
 
 
 def _open_reason(outcome: CellOutcome) -> str:

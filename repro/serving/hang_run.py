@@ -54,6 +54,9 @@ def keep_hang(
         )
         store.write_run(record)
         store.emit("start", ground="server", scenario="watch", base_url=hang.target.base_url)
+        pids = [pid for pid in (hang.target.api_pid, *hang.target.engine_pids) if pid is not None]
+        if pids:
+            store.emit("server", state="found", url=hang.target.base_url, pid=pids[0])  # unwedge RUN finds it by this
         for kind, fields in hang.recent:
             store.emit(kind, **{name: value for name, value in fields.items() if name not in ("t", "at", "kind")}, before_hang=True)
         store.emit("hung", reasons=hang.assessment.reasons, device_signals=hang.assessment.device_signals)

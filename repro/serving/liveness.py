@@ -77,7 +77,13 @@ def by_counters(
         return Liveness("alive", "no request runs or waits", 0.0), state
     if stalled >= max_stall:
         return Liveness("stalled", f"requests run and no counter has moved for {stalled:.0f} s", stalled), state
-    return Liveness("alive", f"requests run; a counter moved within the last {stalled:.0f} s of probes", stalled), state
+    if known is None:
+        return Liveness("alive", "requests run; the first look, so whether a counter moves is seen by the next", stalled), state
+    if moved_at == now:
+        return Liveness("alive", "requests run; a counter has moved, or they came, since the last look", stalled), state
+    return Liveness(
+        "alive", f"requests run; no counter has moved for {stalled:.0f} s, {max_stall:.0f} s are allowed", stalled
+    ), state
 
 
 def _since(previous: Mapping[str, Any] | None, server: str, boot: str, now: float) -> float | None:

@@ -398,7 +398,8 @@ def test_it_finds_the_server_by_itself_and_asks_where_there_are_several(
     monkeypatch.setattr(ranks, "find_servers", lambda: found)
     assert main(["why", "--json"]) == 5
     document = json.loads(capsys.readouterr().out)
-    assert document["state"] == "no server"
+    assert document["state"] == "unknown"
+    assert document["next"] == [f"dsv4-repro why {1 << 29}", f"dsv4-repro why {1 << 28}"]
     assert "2 servers are here" in document["reasons"][0]
     monkeypatch.setattr(ranks, "find_servers", list)
     assert main(["why"]) == 5
