@@ -29,6 +29,7 @@ __all__ = [
     "Variant",
     "builtin_image",
     "compile_kernel",
+    "compile_text",
     "compiler_version",
     "parse_builtin",
     "source_path",
@@ -173,7 +174,18 @@ def _out_buffer(size: int) -> bytes:
     return bytes(max(size, 2))
 
 
-def _compile(source: bytes, name: str, sm: int, expressions: Sequence[str], options: Sequence[str]) -> Compiled:
+def compile_text(
+    source: bytes, name: str, sm: int, *, expressions: Sequence[str], options: Sequence[str], headers: Mapping[str, bytes]
+) -> Compiled:
+    """Compile a source that is not this package's. ``headers``: by the name in ``#include``. Raises as ``compile_kernel``."""
+    _check_architecture(sm)
+    return _compile(source, name, sm, expressions, [f"--gpu-architecture=sm_{sm}", "--std=c++17", *options], headers)
+
+
+def _compile(
+    source: bytes, name: str, sm: int, expressions: Sequence[str], options: Sequence[str],
+    headers: Mapping[str, bytes] = MappingProxyType({}),
+) -> Compiled:  # fmt: skip
     nvrtc = _nvrtc()
 
     def must(result: tuple[Any, ...], what: str) -> Any:
@@ -181,7 +193,10 @@ def _compile(source: bytes, name: str, sm: int, expressions: Sequence[str], opti
             raise BuildError(f"NVRTC: {what} failed for {name}, sm_{sm} ({result[0]})", "")
         return result[1] if len(result) > 1 else None
 
-    program = must(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []), "creating the program")
+    program = must(
+        nvrtc.nvrtcCreateProgram(source, name.encode(), len(headers), list(headers.values()), [item.encode() for item in headers]),
+        "creating the program",
+    )
     try:
         for expression in expressions:
             must(nvrtc.nvrtcAddNameExpression(program, expression.encode()), f"naming {expression}")

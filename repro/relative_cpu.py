@@ -21,7 +21,7 @@ from ..forensics.records import CLASSES, Diagnosis, Evidence, Verdict, Window
 from ..forensics.wrong_rows import PUBLISHED, explain_wrong_rows
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE
 from ..scenarios.drain import DrainPlan, decode_steps
-from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row
+from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row, SamplerLaunch
 from .interpreted_state import interpreted_state
 
 if TYPE_CHECKING:
@@ -113,6 +113,10 @@ def judge_row(
 
         diagnosis, detail = judge_cross_rank(row.what, row.kernel, sm=sm, keep=keep, deadline=deadline)
         ended = Ended(diagnosis, detail)
+    elif isinstance(row.what, SamplerLaunch):
+        from .sampler_cpu import judge_sampler
+
+        return judge_sampler(row, row.what, sm=sm, seed=seed, count_all=count_all, keep=keep, deadline=deadline, progress=progress)
     else:
         return _launches(row, row.what, sm, seed, count_all, keep, deadline, progress)
     verdict = ended.diagnosis.verdict

@@ -13,7 +13,7 @@ from ..clock import SYSTEM, Clock, Deadline, utc_stamp
 from ..errors import NoDriverError, ReproError, UsageError
 from ..forensics.records import Evidence
 from ..reports.document import ReportSource, verdict_words
-from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row
+from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row, SamplerLaunch
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
 from .cooperative_cpu import code_for
@@ -54,7 +54,7 @@ def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str
         found = named[0]
     if kernel is None:
         return found
-    if not isinstance(found.what, Launch | CrossRank | CooperativeLaunch | IndexWorkspace) or (
+    if not isinstance(found.what, Launch | CrossRank | CooperativeLaunch | IndexWorkspace | SamplerLaunch) or (
         isinstance(found.what, CrossRank) and found.what.held is None
     ):
         raise UsageError(f"row {found.name} launches no kernel: --kernel does not apply")
@@ -73,6 +73,12 @@ def _what_lines(row: Row, sm: int) -> list[str]:
     if isinstance(what, IndexWorkspace):
         held = "no workspace is given" if what.old is None else f"the workspace holds {what.old:#x} before"
         return [f"combine_topk_swa_indices of {row.kernel}, its own statements over NumPy, nothing of a GPU; {held}"]
+    if isinstance(what, SamplerLaunch):
+        order = f"up to {what.schedules} random orders of execution"
+        return [
+            f"top-k mask of {row.kernel}, its source compiled here for sm_{sm} and interpreted; {order}",
+            f"one row of {what.vocabulary} logits, k {what.top_k}, shared as a card of 99 KiB shares it",
+        ]
     if isinstance(what, CrossRank):
         rank_0 = f"{row.kernel}, then the all-reduce" if what.held is not None else "nothing"
         read = " and ".join(f"rank {rank}" for rank in what.devices)

@@ -18,7 +18,7 @@ from ..kernels.topk_cases import TopKCase, make_row
 
 __all__ = [
     "BOTH", "CooperativeLaunch", "CrossRank", "DrainBatches", "Grounds", "HostLaunch", "IndexWorkspace", "Launch", "LeftoverCase",
-    "Row", "long_row",
+    "Row", "SamplerLaunch", "long_row",
 ]  # fmt: skip
 
 Schedule = Literal["smallest-pc", "random", "priority"]
@@ -96,6 +96,19 @@ class CooperativeLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplerLaunch:
+    """One launch of FlashInfer's multi-CTA top-k mask: one row of ``vocabulary`` floats (a multiple of 4), ``top_k`` of them kept.
+
+    Interpreted, the row is shared by as many CTAs as a card of 99 KiB takes for it, whichever architecture's code it is.
+    """
+
+    vocabulary: int = 96000
+    top_k: int = 50
+    schedule: Schedule = "priority"
+    schedules: int = 24
+
+
+@dataclass(frozen=True, slots=True)
 class IndexWorkspace:
     """A prefill chunk whose sparse indices a release's own function combines. ``old``: what the caller's workspace holds before
     (None: no workspace is given). Lengths in tokens; ``rows_per_request``: KV rows gathered for each request.
@@ -125,11 +138,12 @@ class CrossRank:
 class Row:
     """One row of a scenario's matrix. ``class_`` and ``cause``: what a run of it must be diagnosed as (``not-hung`` for a row
     that ends well). ``fixed``: the row is a repair or a healthy control. ``kernel``: as after ``--kernel``.
-    ``also``: other outcomes of the same defect, passed over while schedules are left. ``grounds``: where the row can run.
+    ``also``: other outcomes of the same defect, or of another one of a repaired release, passed over while schedules are left.
+    ``grounds``: where the row can run.
     """
 
     name: str
-    what: Launch | HostLaunch | DrainBatches | CrossRank | CooperativeLaunch | IndexWorkspace
+    what: Launch | HostLaunch | DrainBatches | CrossRank | CooperativeLaunch | IndexWorkspace | SamplerLaunch
     class_: str
     text: str
     cause: str | None = None

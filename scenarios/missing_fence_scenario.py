@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .launches import BOTH, Launch, Row, long_row
+from .launches import BOTH, Launch, Row, SamplerLaunch, long_row
 from .registry import Fix, Scenario
 
 __all__ = ["SCENARIO"]
@@ -28,8 +28,10 @@ SCENARIO = Scenario(
         "barrier: where rounds end as soon as a bin is taken whole, members then leave at different phases: the last ones wait for "
         "arrivals that those who left will not make. Where nobody leaves early it is a wrong answer without a hang.",
     ),
-    fixes=(Fix("consumer", "converge the CTA and fence before the arrival", upstream="aiter #4841, flashinfer #4131"),),
-    upstream=("aiter#4007", "aiter#4841", "flashinfer#4131"),
+    fixes=(
+        Fix("consumer", "converge the CTA and fence before the arrival", upstream="aiter #4841, flashinfer #4131, #5251 (0.7.1)"),
+    ),
+    upstream=("aiter#4007", "aiter#4841", "flashinfer#4131", "flashinfer#5251"),
     example="dsv4-repro run missing-fence --on cpu",
     rows=(
         Row(
@@ -88,6 +90,23 @@ SCENARIO = Scenario(
             "builtin:early-exit",
             fixed=True,
             grounds=BOTH,
+        ),
+        Row(
+            "flashinfer-before",
+            SamplerLaunch(schedules=48),
+            "wrong-result",
+            "FlashInfer's own kernel of the sampler, the last release before #5251: its source, compiled here",
+            None,
+            "flashinfer==0.7.0.post1",
+        ),
+        Row(
+            "flashinfer-after",
+            SamplerLaunch(),
+            "not-hung",
+            "the first release with #5251: every CTA converges before its arrival is published",
+            None,
+            "flashinfer==0.7.1",
+            fixed=True,
         ),
     ),
     distinguishes=(

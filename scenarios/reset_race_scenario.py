@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .launches import Launch, Row, long_row
+from .launches import Launch, Row, SamplerLaunch, long_row
 from .registry import Fix, Scenario
 
 __all__ = ["SCENARIO"]
@@ -27,7 +27,7 @@ SCENARIO = Scenario(
         "barrier: a peer that polls only now reads 0 and waits for arrivals that nobody will make. The leader is gone.",
     ),
     fixes=(
-        Fix("consumer", "let the last CTA that leaves reset the counter, not the leader", upstream="flashinfer #3615"),
+        Fix("consumer", "let the last CTA that leaves reset the counter, not the leader", upstream="flashinfer #3615 (0.6.14)"),
         Fix("host", "never reset in the kernel: zero before every launch", upstream="vLLM from 0.20.2"),
     ),
     upstream=("flashinfer#3610", "flashinfer#3615", "vllm#43885", "vllm#49203", "vllm#52247"),
@@ -65,6 +65,25 @@ SCENARIO = Scenario(
             "no reset in the kernel, zeroed by the host",
             fixed=True,
         ),
+        Row(
+            "flashinfer-before",
+            SamplerLaunch(),
+            _SPIN,
+            "FlashInfer's own kernel of the sampler, the last release before #3615: its source, compiled here",
+            "reset-race",
+            "flashinfer==0.6.13",
+            also=(("wrong-result", None),),
+        ),
+        Row(
+            "flashinfer-after",
+            SamplerLaunch(),
+            "not-hung",
+            "the first release with #3615; a wrong mask under some orders is another defect of it: missing-fence",
+            None,
+            "flashinfer==0.6.14",
+            fixed=True,
+            also=(("wrong-result", None),),
+        ),
     ),
     distinguishes=(
         "the counter is 0 while members wait at the last phase, and the leader has left",
@@ -72,10 +91,8 @@ SCENARIO = Scenario(
     ),
     not_reproduced=(
         (
-            "FlashInfer's own kernel before and after #3615",
-            "its headers include the CUDA toolkit's and CUB, which NVRTC's wheel does not bring: a toolkit, or the headers' "
-            "wheels, "
-            "and a launch description of RadixTopKMultiCTA for the interpreter",
+            "FlashInfer's kernel hanging on a card",
+            "a card of SM120 or SM121, where it was reported: nothing in shipped code can be delayed to widen the window",
         ),
     ),
 )

@@ -235,6 +235,10 @@ class BlockWriter:
         if i.opcode == "BSSY" and self.guard.const == 1:
             self.algebra.lines.append(f"S.note_convergence({i.dests[0].index}, ix)")
             return
+        if i.opcode == "BREAK":
+            guard = "None" if self.guard.const == 1 else self.algebra.ref(self.guard)
+            self.algebra.lines.append(f"S.leave_convergence({i.sources[0].index}, ix, {guard})")
+            return
         if i.opcode == "BMOV" and i.modifiers == ("32", "CLEAR") and i.dests and i.dests[0].is_zero:
             return
         raise NoSemanticsError("no semantics")

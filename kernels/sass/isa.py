@@ -106,6 +106,7 @@ MODIFIERS: Mapping[str, frozenset[str]] = {
     "BRA": frozenset({"U", "DIV", "CONV"}),
     "BSSY": frozenset({"RECONVERGENT", "RELIABLE"}),
     "BSYNC": frozenset({"RECONVERGENT", "RELIABLE"}),
+    "BREAK": frozenset({"RELIABLE"}),
     "BMOV": _names("32 CLEAR"),
     "BAR": _names("SYNC DEFER_BLOCKING"),
     "WARPSYNC": frozenset({"ALL", "COLLECTIVE"}),
@@ -130,7 +131,7 @@ NO_OPERATION = frozenset({"NOP", "YIELD", "NANOSLEEP", "MEMBAR", "FENCE", "ERRBA
 
 _STORES = frozenset({"ST", "STG", "STS", "STL", "RED", "REDG"})
 _NO_DESTINATION = _STORES | NO_OPERATION | frozenset(
-    {"BRA", "BSYNC", "BAR", "WARPSYNC", "CALL", "RET", "EXIT", "ENDCOLLECTIVE"}
+    {"BRA", "BSYNC", "BREAK", "BAR", "WARPSYNC", "CALL", "RET", "EXIT", "ENDCOLLECTIVE"}
 )  # fmt: skip
 _TWO_PREDICATES = frozenset({"ISETP", "UISETP", "FSETP", "PLOP3", "UPLOP3"})
 _REGISTERS = frozenset({"reg", "ureg"})

@@ -195,6 +195,15 @@ class ThreadVector(Atomics):
             masks = self.bars[barrier] = np.full(self.size, masks, np.uint32)
         masks[where] = 1 << (where & 31) if where.__class__ is int else self.ballot(None, where, 0)
 
+    def leave_convergence(self, barrier: int, where: Any, guard: Any) -> None:
+        """BREAK: nobody of its warp waits any longer at this barrier for a thread of the group for which ``guard`` holds."""
+        bits = self._bits
+        place = slice(None) if where is None else where
+        bits[place] = True if guard is None else guard
+        left = np.packbits(bits, bitorder="little").view(np.uint32).repeat(32)
+        bits[place] = False
+        self.bars[barrier] = self.bars.get(barrier, 0) & ~left
+
     def _pattern(self, kind: str, lane: int, control: int) -> tuple[Index, npt.NDArray[np.bool_]]:
         """For a shuffle whose operands are uniform: source lane and in-range flag of each of the 32 lanes, and whether any is
         out.

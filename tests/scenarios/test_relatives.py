@@ -15,8 +15,8 @@ from dsv4_repro.scenarios.launches import Row
 from dsv4_repro.scenarios.registry import Scenario, all_scenarios, scenario
 
 ROWS = [(entry, row) for entry in all_scenarios() for row in entry.variants()]
-HERE = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and not row.kernel.startswith("vllm")]
-SHIPPED = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and row.kernel.startswith("vllm")]
+HERE = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and "==" not in row.kernel]
+SHIPPED = [(entry, row) for entry, row in ROWS if "cpu" in row.grounds and "==" in row.kernel]
 #: Pairs that device evidence cannot tell apart, with the reason.
 SAME_DEVICE_STATE = {
     frozenset({"drain", "victim"}): "the same defect in the same kernel: what differs is whom the host blames",

@@ -816,3 +816,22 @@ def test_a_poll_with_a_wait_inside_is_proven_too(options: dict[str, Any]) -> Non
         EXIT
     """, grid=2, **options)  # fmt: skip
     assert (result.kind, result.spin) == ("deadlock", True)
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_who_breaks_out_is_not_waited_for(options: dict[str, Any]) -> None:
+    """Odd threads leave the barrier of their warp by BREAK and never come to its BSYNC: the others go on without them."""
+    _, result, data = launch(HEAD + """
+        MOV R5, 0x1
+        LOP3.LUT P0, RZ, R0, 0x1, RZ, 0xc0, !PT
+        BSSY B0, join
+        @P0 BREAK.RELIABLE B0
+        @P0 BRA away
+    join: BSYNC B0
+        VOTE.ANY R6, PT, PT
+        POPC R6, R6
+        IADD3 R5, R5, R6, RZ
+    away: NOP
+    """ + TAIL, **options)  # fmt: skip
+    assert result.completed
+    assert data.tolist() == [1 if t & 1 else 17 for t in range(64)]
