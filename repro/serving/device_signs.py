@@ -15,7 +15,7 @@ from .movement import Movement
 from .records import Blind, DeviceSample, RankProgress
 from .watch_limits import FATAL_XIDS, PROCESS_XIDS, WatchLimits
 
-__all__ = ["DeviceTrack", "Signs", "deadline_of", "device_words", "recorder_signs", "spin_signs"]
+__all__ = ["DeviceTrack", "Signs", "deadline_of", "device_words", "recorder_signs", "resident", "spin_signs"]
 
 
 @dataclass(slots=True)
@@ -155,6 +155,15 @@ def device_words(sample: DeviceSample) -> str:
     if sample.power_w is not None:
         parts.append(f"{sample.power_w:.0f} W" + (f" of {sample.busy_power_w:.0f} W when busy" if sample.busy_power_w else ""))
     return f"GPU {sample.index}: " + (", ".join(parts) or "nothing readable")
+
+
+def resident(tracks: dict[str, DeviceTrack], *grades: str) -> tuple[float, str]:
+    """(seconds that a kernel has been resident on every card and moved no memory, the cards in words); 0 where not on every card,
+    not by these grades, or where others compute on one."""
+    seen = [(track, track.newest) for track in tracks.values() if track.newest is not None]
+    if not seen or not all(track.grade()[0] in grades and not newest.others for track, newest in seen):
+        return 0.0, ""
+    return min(track.spin_s() for track, _ in seen), "; ".join(device_words(newest) for _, newest in seen)
 
 
 def deadline_of(progress: RankProgress, limits: WatchLimits) -> float:

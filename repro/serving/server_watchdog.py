@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from .device_signs import DeviceTrack, Signs, device_words, recorder_signs, spin_signs
+from .device_signs import DeviceTrack, Signs, device_words, recorder_signs, resident, spin_signs
+from .host_work import HostWork, log_works
 from .movement import Movement
-from .records import Assessment, Blind, ProcessSample, ServerState, Snapshot
-from .watch_limits import HOST_WORK, WatchLimits
+from .records import Assessment, Blind, ServerState, Snapshot
+from .server_end import ServerEnd
+from .watch_limits import WatchLimits
 
 __all__ = ["ServerWatchdog"]
-
-#: Roles without which there is no server.
-_CORE = ("api", "engine", "worker")
-_DEAD_WORDS = ("fatal", "engine-dead", "worker-died", "engine-proc-died", "engine-failed-start")
 
 
 class ServerWatchdog:
@@ -32,13 +30,10 @@ class ServerWatchdog:
         self._tracks: dict[str, DeviceTrack] = {}
         self._ready = False
         self._began: float | None = None
-        self._core: dict[int, str] = {}
+        self._end = ServerEnd()
+        self._host = HostWork()
         self._restart = ""
         self._start_moved = 0.0
-        self._bad_health = 0
-        self._bad_health_at = -1.0
-        self._cpu: dict[int, tuple[float, float]] = {}
-        self._cpu_moved: dict[int, float] = {}
         self._longest_silence = self._pending_silence = 0.0
         self._moves: deque[float] = deque(maxlen=64)
         self._log_line: float | None = None
@@ -56,23 +51,26 @@ class ServerWatchdog:
         """How the server stands as of this snapshot."""
         if self._began is None:
             self._began = snapshot.at
-        self._note_restart(snapshot)
+        if why := self._end.replaced(snapshot, ended=self.state in ("exited", "crashed")):
+            self._begin_anew(snapshot, why)
         movement = self._movement
         movement.observe(snapshot)
         if movement.restarted:
+            self._end.forget()
             self._begin_anew(snapshot, "its counters fell back: it was started anew")
             movement.observe(snapshot)
         for device in snapshot.devices:
             key = device.uuid or str(device.index)
             self._tracks.setdefault(key, DeviceTrack(self.limits)).look(movement.now, device)
-        self._note_cpu(snapshot.processes)
-        ended = self._ended(snapshot)
+        self._host.look(movement.now, snapshot.processes)
+        ended = self._end.ended(snapshot, ready=self._ready)
         if ended is not None:
             self._end_reasons = ended[1]
             return self._say(snapshot, ended[0], ended[1], Signs(), None)
         if self.state in ("exited", "crashed"):
             if snapshot.engine is None or snapshot.engine.health != 200:
                 return self._say(snapshot, self.state, self._end_reasons, Signs(), None)
+            self._end.forget()
             self._begin_anew(snapshot, "it answers again")
             movement.observe(snapshot)
         if not self._ready and self._is_ready(snapshot):
@@ -82,27 +80,11 @@ class ServerWatchdog:
             return self._starting(snapshot)
         return self._serving(snapshot)
 
-    # -- which server
-
-    def _note_restart(self, snapshot: Snapshot) -> None:
-        core = {one.pid: one.role for one in snapshot.processes if one.role in _CORE and one.state not in (None, "Z", "X")}
-        api = {pid for pid, role in core.items() if role == "api"}
-        known = {pid for pid, role in self._core.items() if role == "api"}
-        if api and known and not api & known:
-            self._begin_anew(snapshot, f"another API process (pid {min(api)}): it was started anew")
-        elif self.state in ("exited", "crashed") and core and not set(core) & set(self._core):
-            self._begin_anew(snapshot, "other processes than before: it was started anew")
-        self._core.update(core)
-        while len(self._core) > 4096:
-            self._core.pop(next(iter(self._core)))
-
     def _begin_anew(self, snapshot: Snapshot, why: str) -> None:
         self._movement.reset()
         self._tracks.clear()
-        self._cpu.clear()
-        self._cpu_moved.clear()
-        self._core = {}
-        self._ready, self._bad_health, self._start_moved, self._longest_silence = False, 0, 0.0, 0.0
+        self._host.forget()
+        self._ready, self._start_moved, self._longest_silence = False, 0.0, 0.0
         self._moves.clear()
         self._began, self._restart, self.state = snapshot.at, why, "starting"
         self._answered, self._log_line, self._signs_since = 0.0, None, None
@@ -122,69 +104,6 @@ class ServerWatchdog:
             return True
         return any(progress.begun > 0 for progress in snapshot.progress)
 
-    def _ended(self, snapshot: Snapshot) -> tuple[ServerState, list[str]] | None:
-        """The state and reasons of a server that is no more, or None."""
-        gone = [one for one in snapshot.processes if one.role in _CORE and one.state in (None, "Z", "X") and one.pid in self._core]
-        events = snapshot.log.events if snapshot.log is not None else {}
-        api = [one for one in gone if one.role == "api"] or (gone if len(gone) == len(self._core) else [])
-        if api:
-            known = [one for one in api if one.exit_status is not None]
-            words = "; ".join(_gone(one) for one in gone[:6])
-            if known:
-                clean = all(one.exit_status == 0 for one in known)
-                return ("exited" if clean else "crashed"), [words]
-            if "shutdown" in events and not any(word in events for word in _DEAD_WORDS):
-                return "exited", [words, "the log says that it was asked to shut down"]
-            return "crashed", [words, "its exit status is not known here: it is not our child"]
-        if gone:
-            return "crashed", ["; ".join(_gone(one) for one in gone[:6]) + ": the server cannot go on without it"]
-        engine = snapshot.engine
-        if engine is not None and engine.at > self._bad_health_at:
-            self._bad_health_at = engine.at
-            self._bad_health = self._bad_health + 1 if engine.health is not None and engine.health >= 500 else 0
-        words = ", ".join(word for word in _DEAD_WORDS if word in events)
-        if self._bad_health and (self._bad_health >= 2 or words) and (self._ready or words):
-            status = engine.health if engine is not None else 503
-            return "crashed", [f"/health answers {status}: its engine is dead" + (f" (log: {words})" if words else "")]
-        if words and not snapshot.processes and engine is not None and engine.health is None:
-            return "crashed", [f"the log says {words}, and /health does not answer ({engine.error or 'no answer'})"]
-        return None
-
-    # -- host work ---------------------------------------------------------------------------------------------------------------
-
-    def _note_cpu(self, processes: tuple[ProcessSample, ...]) -> None:
-        now = self._movement.now
-        for one in processes:
-            if one.cpu_s is None:
-                continue
-            last = self._cpu.get(one.pid)
-            if last is not None and one.cpu_s - last[1] > 0.2 * max(now - last[0], 0.05):
-                self._cpu_moved[one.pid] = now
-            if last is None or now > last[0]:
-                self._cpu[one.pid] = (now, one.cpu_s)
-        alive = {one.pid for one in processes}
-        for table in (self._cpu, self._cpu_moved):
-            for pid in [pid for pid in table if pid not in alive]:
-                table.pop(pid)
-
-    def _host_works(self, snapshot: Snapshot) -> str:
-        """Facts of now that show the host at work, or held."""
-        now = self._movement.now
-        stopped = [one for one in snapshot.processes if one.role in ("engine", "worker") and one.state in ("T", "t")]
-        if stopped:
-            return f"process {stopped[0].pid} ({stopped[0].role}) is stopped: a debugger or a freeze holds it"
-        compilers = [one for one in snapshot.processes if one.role == "compiler" and one.state not in (None, "Z")]
-        busy = [one for one in compilers if one.state == "R" or now - self._cpu_moved.get(one.pid, -1e9) <= 5.0]
-        return f"{len(busy)} compiler processes burn CPU below it (pid {busy[0].pid})" if busy else ""
-
-    def _log_works(self, snapshot: Snapshot) -> str:
-        log = snapshot.log
-        if log is None or not log.work or log.work_age_s is None:
-            return ""
-        if log.work_age_s > HOST_WORK.get(log.work, 60.0):
-            return ""
-        return f"the log's newest line of host work is {log.work}, {log.work_age_s:.0f} s ago"
-
     # -- starting ----------------------------------------------------------------------------------------------------------------
 
     def _starting(self, snapshot: Snapshot) -> Assessment:
@@ -195,21 +114,19 @@ class ServerWatchdog:
             if self._log_line is None or written > self._log_line + 0.5:
                 self._start_moved = movement.now
             self._log_line = written
-        host = self._host_works(snapshot)
+        host = self._host.says(movement.now, snapshot)
         reasons = [self._restart] if self._restart else []
         reasons.append(
             f"starting: {log.phase}" if log is not None and log.phase else "not ready yet: /health does not answer with 200"
         )
-        if host or (working := self._log_works(snapshot)):
-            reasons.append(host or working)
-            if host:
-                self._start_moved = movement.now
+        if host:
+            self._start_moved = movement.now
+        if working := host or log_works(snapshot.log):
+            reasons.append(working)
         quiet = movement.now - self._start_moved
         signs = Signs()
-        live = [track for track in self._tracks.values() if track.newest is not None and not track.newest.others]
-        spin = min((track.spin_s() for track in live), default=0.0)
-        graded = bool(live) and len(live) == len(self._tracks) and all(track.grade()[0] for track in live)
-        if not live:
+        spin, words = resident(self._tracks, "strong", "flat")
+        if not self._tracks:
             signs.blind.append(Blind("NVML", "no card of the server was read"))
         if log is None or log.error:
             signs.blind.append(Blind("log", log.error if log is not None else "none is known: the phase of the start is not seen"))
@@ -218,8 +135,7 @@ class ServerWatchdog:
             signs.blind.append(
                 Blind("remote ranks", f"{snapshot.remote_ranks} ranks compute on other machines and are not seen here")
             )
-        if graded and not host and log is not None and not log.error and min(spin, quiet) >= limit:
-            words = "; ".join(device_words(track.newest) for track in live if track.newest)
+        if not host and log is not None and not log.error and min(spin, quiet) >= limit:
             signs.signals.append(f"NVML: a kernel has been resident on every card for {spin:.0f} s and moves no memory ({words})")
             reasons.append(f"the log has said nothing for {quiet:.0f} s")
             return self._say(snapshot, "hung", reasons, signs, None)
@@ -260,7 +176,7 @@ class ServerWatchdog:
             self._answered = movement.now
         demand, live, blind = self._demand(snapshot)
         movement.wanted(demand)
-        host, logged = self._host_works(snapshot), self._log_works(snapshot)
+        host, logged = self._host.says(movement.now, snapshot), log_works(snapshot.log)
         still_s, by = movement.still()
         workers = frozenset(one.pid for one in snapshot.processes if one.role == "worker" and one.state is not None)
         rings = recorder_signs(snapshot.progress, movement, self._tracks, limits, host_works=host or logged, workers=workers)
@@ -326,11 +242,8 @@ class ServerWatchdog:
         )
         if told:
             self._told = movement.now
-        live = [track for track in self._tracks.values() if track.newest is not None and not track.newest.others]
-        spin = min((track.spin_s() for track in live), default=0.0)
-        graded = bool(live) and len(live) == len(self._tracks) and all(track.grade()[0] == "strong" for track in live)
-        words = "; ".join(device_words(track.newest) for track in live if track.newest)
-        stands = f"a kernel has been resident for {spin:.0f} s and moves no memory ({words})" if graded and spin > 1.0 else ""
+        spin, words = resident(self._tracks, "strong")
+        stands = f"a kernel has been resident for {spin:.0f} s and moves no memory ({words})" if spin > 1.0 else ""
         silent = movement.now - self._told
         if silent >= limits.unknown_s:
             said = f"nothing has told for {silent:.0f} s whether it moves: no counter, no recorder, no stats line"
@@ -482,8 +395,3 @@ class ServerWatchdog:
             blind=tuple(seen.values()),
             live_requests=live,
         )
-
-
-def _gone(one: ProcessSample) -> str:
-    how = f" with status {one.exit_status}" if one.exit_status is not None else ""
-    return f"process {one.pid} ({one.role}) is gone{how}"
