@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import struct
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from .package_index import list_wheels, pip_settings
 from .ranged import Progress
 from .releases import open_wheel
 
-__all__ = ["ROW_STATE_ROOM", "SamplerParams", "flashinfer_image", "sampler_shape"]
+__all__ = ["ROW_STATE_ROOM", "SamplerParams", "flashinfer_image", "release_files", "sampler_shape"]
 
 PACKAGE = "flashinfer-python"
 #: Room for one RadixRowState, bytes: the fields of ``kernels.abi.ROW_STATE``, then sums (3092 bytes, 3104 from 0.7.1).
@@ -141,12 +142,28 @@ def _version(spec: str) -> Version:
 
 
 def _sources(version: Version, origin: str, store: Cache, progress: Progress | None) -> dict[str, bytes]:
-    """The headers by file name, each kept in the cache."""
-    keys = {name: content_key("flashinfer-source-1", origin, name) for name in _FILES}
+    """The headers by file name."""
+    found = _members(version, [_FOLDER + name for name in _FILES], store, progress)
+    missing = [name for name in _FILES if _FOLDER + name not in found]
+    if missing:
+        raise KernelNotFoundError(f"{origin} holds no {', '.join(missing)} where it is looked for")
+    return {name: found[_FOLDER + name] for name in _FILES}
+
+
+def release_files(spec: str, names: Sequence[str], *, cache: Cache | None = None) -> dict[str, bytes]:
+    """Members of a release's wheel (``flashinfer==0.6.17``) by name; those it does not have are left out. Kept in the cache.
+
+    UsageError, KernelNotFoundError (no such release), DownloadError.
+    """
+    return _members(_version(spec), names, cache if cache is not None else Cache("flashinfer"), None)
+
+
+def _members(version: Version, names: Sequence[str], store: Cache, progress: Progress | None) -> dict[str, bytes]:
+    origin = f"flashinfer=={version}"
+    keys = {name: content_key("flashinfer-source-2", origin, name) for name in names}
     kept = {name: store.load(key) for name, key in keys.items()}
-    found = {name: content for name, content in kept.items() if content is not None}
-    if len(found) == len(_FILES):
-        return found
+    if all(content is not None for content in kept.values()):
+        return {name: content for name, content in kept.items() if content}
     candidates = [item for item in list_wheels(PACKAGE, pip_settings()) if item.version == version]
     if not candidates:
         raise KernelNotFoundError(f"the configured index has no wheel of {PACKAGE} {version}")
@@ -155,15 +172,13 @@ def _sources(version: Version, origin: str, store: Cache, progress: Progress | N
             tempfile.TemporaryDirectory() as folder,
             open_wheel(candidates[0], "any", Path(folder), progress=progress) as opened,
         ):
-            missing = [name for name in _FILES if _FOLDER + name not in opened.wheel.names]
-            if missing:
-                raise KernelNotFoundError(f"{opened.source} holds no {', '.join(missing)} where it is looked for")
-            found = {name: opened.wheel.read(_FOLDER + name) for name in _FILES}
+            listed = set(opened.wheel.names)
+            found = {name: opened.wheel.read(name) if name in listed else b"" for name in names}
     except OSError as error:
         raise DownloadError(f"{origin}: {error.strerror or error}") from None
     for name, content in found.items():
         store.store(keys[name], content)
-    return found
+    return {name: content for name, content in found.items() if content}
 
 
 def _compiled(origin: str, sources: dict[str, bytes], sm: int) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import UsageError
 from .options import Common, flags
 
 __all__ = ["register"]
@@ -22,11 +24,24 @@ def register(app: typer.Typer) -> None:
         pid: Annotated[
             int | None, typer.Option("--pid", help="A server's process: is the agent armed in each of its workers?", min=1)
         ] = None,
+        model: Annotated[
+            Path | None,
+            typer.Option("--model", help="A model's folder or config.json: has FlashInfer its decode kernel for SM120?"),
+        ] = None,
+        tp: Annotated[int, typer.Option("--tp", help="With --model: tensor-parallel size.", min=1)] = 1,
+        draft: Annotated[int, typer.Option("--draft", help="With --model: draft tokens of a DSpark draft.", min=0)] = 0,
+        flashinfer: Annotated[
+            str, typer.Option("--flashinfer", help="With --model: a release such as 0.6.17, or installed.")
+        ] = "installed",
     ) -> int:
-        """What this machine, container and user can do, each with its remedy; with --pid also a server's agents."""
+        """What this machine, container and user can do, each with its remedy; with --pid also a server's agents, with --model
+        whether FlashInfer has the (heads, top_k) kernels that the model needs on SM120.
+        """
         from .doctor import run_doctor
 
-        return run_doctor(common, clean=clean, pid=pid)
+        if model is None and (tp != 1 or draft or flashinfer != "installed"):
+            raise UsageError("--tp, --draft and --flashinfer go with --model", help_text="dsv4-repro doctor --model DIR --tp 4")
+        return run_doctor(common, clean=clean, pid=pid, model=(model, tp, draft, flashinfer) if model is not None else None)
 
     @app.command(short_help="About a minute on any card, and one small file to paste back.")
     @flags(Common)

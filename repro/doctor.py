@@ -298,10 +298,11 @@ def doctor_lines(document: DoctorReport) -> list[str]:
     return lines
 
 
-def run_doctor(common: Common, *, clean: bool, pid: int | None = None) -> int:
+def run_doctor(common: Common, *, clean: bool, pid: int | None = None, model: tuple[Path, int, int, str] | None = None) -> int:
     """The verb: 0 always, whatever is missing; a leftover is ended only with ``--clean`` and consent.
 
     ``pid``: of a server, whose workers are asked whether the agent is armed. UnavailableError: no such process.
+    ``model``: (its folder or config.json, tensor-parallel size, draft tokens, release of FlashInfer). EvidenceError: none there.
     """
     screen = Screen(as_json=common.as_json)
     screen.progress("looking at this machine")
@@ -315,6 +316,10 @@ def run_doctor(common: Common, *, clean: bool, pid: int | None = None) -> int:
         from .armed import armed_of
 
         more = armed_of(pid)
+    if model is not None:
+        from .sparse_instances import instance_checks
+
+        more = [*more, *instance_checks(*model)]
     document = report(machine, leftovers, cleaned, more)
     screen.end_progress()
     screen.say(*doctor_lines(document))

@@ -24,7 +24,10 @@ SCENARIO = Scenario(
     fixes=(Fix("release", "all five are repaired by the same change", upstream="vLLM #51538 (0.28.0)"),),
     upstream=("vllm#51538", "vllm#51042", "flashinfer#4380"),
     example="dsv4-repro show others-51538",
-    notes=("That illegal lengths trigger the histogram ring is a row of its own: dsv4-repro run histogram-ring.",),
+    notes=(
+        "That illegal lengths trigger the histogram ring is a row of its own: dsv4-repro run histogram-ring.",
+        "instances, before anything is started: dsv4-repro doctor --model DIR --tp N --draft K --flashinfer 0.6.17",
+    ),
     not_reproduced=(
         ("SWA index width of non-causal drafts", "the shipped metadata builder of 0.27.1 and 0.28.0 with torch, and a DSpark "
         "draft config"),
@@ -37,9 +40,8 @@ SCENARIO = Scenario(
         ("SwiGLU constants given to every mxfp4 model", "the mxfp4 MoE backend of both releases with torch, and weights of a "
         "second model"),
         (
-            "a missing (heads, top_k) instance found at start",
-            "FlashInfer's instance table for the user's heads, tensor-parallel size and top_k (flashinfer #4380 plans a "
-            "query for it)",
+            "the failing first decode of a missing (heads, top_k) instance (doctor --model says beforehand that it is missing)",
+            "FlashInfer, torch and an SM120 card",
         ),
         (
             "captured outputs freed before a replay reads them (seen beside them)",
