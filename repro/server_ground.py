@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import ReproError, ServerError, UsageError
+from ..forensics.collect.process_table import boot_id, start_ticks
 from ..forensics.records import Diagnosis, Evidence
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain import DecodeStep, DrainPlan
 from .console import printable
 from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .serving.drain_windows import DrainWindows
@@ -65,6 +66,8 @@ class ServerSetup:
     again: str = ""
     retry: str = ""
     progress: Callable[[str], None] = lambda _line: None
+    #: The drain of another seed on the same server: its plan, windows and load. None: the load is given, whatever the seed.
+    reseed: Callable[[int], tuple[DrainPlan, DrainWindows, LoadPlan]] | None = None
 
 
 class ServerGround:
@@ -157,7 +160,7 @@ class ServerGround:
 
         limit = Deadline(setup.timeout_s, self._clock) if setup.timeout_s is not None else None
         took = self._process.wait_ready(limit, on_phase)
-        self._emit("server", state="ready", seconds=round(took, 2), pid=self._process.pid)
+        self._emit("server", state="ready", seconds=round(took, 2), **_identity(self._process.pid))
         self._target = self._process.target()
         return took
 
@@ -179,10 +182,26 @@ class ServerGround:
                 help_text=f"If it hangs already, see why: dsv4-repro why {base}",
             )
         self._target = dataclasses.replace(found, base_url=base, model=model, owned=False)
-        self._emit("server", state="found", url=base, model=model, pid=found.api_pid)
+        self._emit("server", state="found", url=base, model=model, **_identity(found.api_pid))
         for item in self._target.unread:
             self._emit("unread", what=item.what, why=item.why, remedy=item.remedy)
         return self._clock.monotonic() - began
+
+    def drain_again(self, seed: int) -> Sequence[DecodeStep]:
+        """The next drain on this server, of another seed: its steps. Campaigns make many trials on one server. PlanError."""
+        assert self._setup is not None
+        if self._setup.reseed is not None:
+            plan, windows, load = self._setup.reseed(seed)
+            facts = dataclasses.replace(self._setup.facts, plan=plan)
+            self._setup = dataclasses.replace(self._setup, windows=windows, load_plan=load, facts=facts)
+            self._request = dataclasses.replace(self._request, plan=plan, steps=windows.steps, launches=windows.launches, seed=seed)
+        return self._request.steps
+
+    @property
+    def windows(self) -> DrainWindows:
+        """Where an unfixed build can wedge in the drain of now."""
+        assert self._setup is not None
+        return self._setup.windows
 
     @property
     def load(self) -> DrainLoad | None:
@@ -473,6 +492,11 @@ class ServerGround:
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.stop()
+
+
+def _identity(pid: int | None) -> dict[str, Any]:
+    """A process for the timeline, so that it is told from a later one of the same number (``unwedge RUN``)."""
+    return {"pid": pid, "start_ticks": start_ticks(pid) if pid is not None else None, "boot": boot_id()}
 
 
 class _LoadView:

@@ -29,12 +29,14 @@ from .prepare import PreparedRun
 from .run import RunSettings
 from .run_records import KernelRecord, RunRecord
 from .server_ground import ServerGround, ServerSetup
+from .serving.completion_stream import shown_url
 from .serving.drain_windows import DrainWindows, drain_windows
 from .serving.engine_flags import EngineFacts, facts_of, parse_flags, plan_with
 from .serving.installed_engine import EngineInstall, engine_install, engine_kernel
 from .serving.load_plan import LOAD_SCHEMA, LoadPlan, read_load_plan
 from .serving.recipe import DUMMY, DUMMY_PLAN, ServeOptions, resolve
 from .serving.server_diagnosis import ServerFacts
+from .serving.shown_words import shown_words
 
 if TYPE_CHECKING:
     from .console import Screen
@@ -42,7 +44,10 @@ if TYPE_CHECKING:
     from .exits import Expectation
     from .options import Common, PlanFlags, RunFlags, ServerFlags
 
-__all__ = ["server_job"]
+__all__ = ["WAVES", "server_job"]
+
+#: Draining waves of a run; a campaign's trial is one wave.
+WAVES = 4
 
 _LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 #: Enough of a file to see whose plan it is.
@@ -160,7 +165,9 @@ def _running(plan: DrainPlan, server: ServerFlags) -> _Server:
 
     url = (server.url or "").rstrip("/")
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url {url[:120]}: not an HTTP address", help_text="For example --url http://127.0.0.1:8000")
+        raise UsageError(
+            f"--url {url.rpartition('@')[2][:120]}: not an HTTP address", help_text="For example --url http://127.0.0.1:8000"
+        )
     key = os.environ.get("VLLM_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     target = find_server(url)
@@ -178,7 +185,9 @@ def _running(plan: DrainPlan, server: ServerFlags) -> _Server:
             notes.append(f"the server's command line could not be read as flags: {error}")
     if install is None:
         notes.append(f"the server's flags are not known: MTP {plan.mtp}, the capture list and max_model_len are the plan's")
-    return _Server(plan, facts, install, f"the server at {url}", url=url, model=server.model, headers=headers, notes=tuple(notes))
+    return _Server(
+        plan, facts, install, f"the server at {shown_url(url)}", url=url, model=server.model, headers=headers, notes=tuple(notes)
+    )
 
 
 def _install_of(pid: int, words: tuple[str, ...]) -> EngineInstall | None:
@@ -309,7 +318,7 @@ def _command(server: _Server, flags: RunFlags, asked: ServerFlags, plan_file: Pa
         words += ["--trials", str(flags.trials)]
     words += ["--plan", str(plan_file)] if plan_file is not None else plan_words(server.plan)
     engine = parse_flags(asked.engine or ()).shown()
-    return tuple([*words, "--", *engine] if engine else words)
+    return shown_words([*words, "--", *engine] if engine else words)
 
 
 def server_job(
@@ -322,8 +331,10 @@ def server_job(
     why: str,
     expect: Expectation | None,
     asked: frozenset[str],
+    waves: int = WAVES,
 ) -> DrainJob:
-    """Make every choice of a server run; nothing is started. Raises UsageError, PlanError, UnavailableError."""
+    """Make every choice of a server run; nothing is started. ``waves``: draining waves of the load. Raises UsageError, PlanError,
+    UnavailableError."""
     from .drain_run import DrainJob
     from .options import ServerFlags as _Flags
 
@@ -332,9 +343,19 @@ def server_job(
     model = given.model or os.environ.get(MODEL_VARIABLE)
     if given.url is None and not model:
         raise UsageError(
-            "--on server: which model? --model PATH, --model dummy (tiny, random weights, one card), or --url of a server that runs"
+            "--on server: which model? --model PATH, --model dummy (tiny, random weights, one card), or --url of a server "
+            "that runs",
+            help_text="Start one: dsv4-repro run drain --on server --model dummy. Without vLLM or a GPU: dsv4-repro run drain",
         )
     dummy = given.url is None and model == DUMMY
+
+    def drain_of(plan: DrainPlan) -> LoadPlan:
+        return LoadPlan.from_drain(plan, waves=waves, eager=not chosen.facts.full_graphs, batched_tokens=_BATCHED[dummy])
+
+    def reseed(seed: int) -> tuple[DrainPlan, DrainWindows, LoadPlan]:
+        other = chosen.plan.replace(seed=seed)
+        return other, drain_windows(other, chosen.facts, device=device, release=release), drain_of(other)
+
     is_load = _is_load_plan(plan_flags.plan)
     load = read_load_plan(plan_flags.plan) if is_load and plan_flags.plan is not None else None
     plan = _plan_of_load(load, plan_flags, common.seed) if load is not None else build_plan(plan_flags, common.seed)
@@ -345,7 +366,7 @@ def server_job(
     release = chosen.install.release if chosen.install is not None else None
     windows = drain_windows(chosen.plan, chosen.facts, device=device, release=release)
     if load is None:
-        load = LoadPlan.from_drain(chosen.plan, eager=not chosen.facts.full_graphs, batched_tokens=_BATCHED[dummy])
+        load = drain_of(chosen.plan)
     kernel = _kernel(chosen.install, device, chosen.plan, screen)
     profile = release_profile(release) if release is not None else None
     facts = ServerFacts(
@@ -385,6 +406,7 @@ def server_job(
         ),
         retry=shlex.join([*command[:3], "--trials", "3", *command[3:]]),
         progress=screen.progress,
+        reseed=None if is_load else reseed,
     )
     image = kernel.image if isinstance(kernel, ChosenKernel) else _no_image(chosen.plan)
     request = GroundRequest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -240,7 +241,7 @@ def with_log(target: ServerTarget, log: Path | None) -> ServerTarget:
 
 def run_why(named: str | None, common: Common, *, log: Path | None = None, clock: Clock = SYSTEM) -> int:
     """The verb. Exit status: 3 a hang, 0 fine (healthy, idle, starting), 4 it has ended, 5 not decided, or there is no server."""
-    if log is not None and not log.is_file():
+    if log is not None and not os.path.isfile(log):
         raise UsageError(f"--log {str(log)[:200]}: there is no such file")
     screen = Screen(as_json=common.as_json, clock=clock)
     began = clock.monotonic()

@@ -16,7 +16,7 @@ from ...clock import Deadline
 from ..device_state import Unread
 
 __all__ = [
-    "ProcessEntry", "ProcessTable", "inner_pid", "listening", "output_file", "read_environment", "read_process_table",
+    "ProcessEntry", "ProcessTable", "boot_id", "inner_pid", "listening", "output_file", "read_environment", "read_process_table",
     "same_namespace", "socket_holders", "start_ticks",
 ]  # fmt: skip
 
@@ -102,6 +102,14 @@ def start_ticks(pid: int, root: Path = Path("/proc")) -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return None if state in ("Z", "X") else ticks
+
+
+def boot_id(root: Path = Path("/proc")) -> str:
+    """The kernel's name of this boot; with a pid and its start it names a process for good. Empty if it cannot be read."""
+    try:
+        return _small(f"{root}/sys/kernel/random/boot_id", 64).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
 
 
 def _entry(root: str, pid: int) -> ProcessEntry | None:

@@ -34,7 +34,6 @@ _LONGEST = 65536
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
 #: The load and the observer speak plain HTTP to a port of this machine.
 _REFUSED = ("uds", "ssl-keyfile", "ssl-certfile", "headless", "root-path")
-_SECRET = ("api-key", "hf-token")
 #: cudagraph_mode values under which decode steps run as FULL graphs.
 _FULL_MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
@@ -57,11 +56,9 @@ class EngineFlags:
 
     def shown(self) -> tuple[str, ...]:
         """The words with keys and tokens left out, for anything that is written down."""
-        return tuple(
-            word
-            for name, words in self.items
-            for word in ((words[0].partition("=")[0], "<left out>") if name in _SECRET else words)
-        )
+        from .shown_words import shown_words
+
+        return shown_words(self.words())
 
     def value(self, name: str) -> str | None:
         """The last value of a flag; None: not given, or a switch."""

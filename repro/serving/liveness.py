@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import UnavailableError
+from ...forensics.evidence.opening import at_once_no_link
 from ..atomic import write_atomic
 from .recorded_ranks import RecordedRank
 
@@ -105,9 +106,8 @@ def default_state_path(key: str) -> Path:
 def read_state(path: Path) -> dict[str, Any] | None:
     """What the last probe remembered; None for none, or for a file that is not ours or makes no sense."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as stream:
-            status = os.fstat(fd)
+        with open(path, "rb", opener=at_once_no_link) as stream:
+            status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
                 return None
             raw = stream.read(_MAX_STATE + 1)

@@ -31,6 +31,7 @@ from .gpu_holders import has_cuda, start_asking
 from .rank_numbers import Look, agent_names, numbered
 from .records import Rank, ServerTarget
 from .roles import is_ray_worker, option, roles_of, server_roots
+from .shown_words import shown_title
 
 __all__ = ["agent_names", "find_server", "find_servers", "is_same", "output_rank", "refresh"]
 
@@ -82,7 +83,7 @@ def _the_only_one(look: Look) -> ServerTarget:
             "no vLLM server is running here" + (f", as far as could be read: {why}" if why else ""),
             help_text="Name it: dsv4-repro why PID, or: dsv4-repro why http://HOST:PORT (in a container, run this inside it)",
         )
-    listed = ", ".join(f"{pid} ({look.table.entries[pid].title[:60]})" for pid in roots[:8])
+    listed = ", ".join(f"{pid} ({shown_title(look.table.entries[pid], 60)})" for pid in roots[:8])
     raise UnavailableError(f"{len(roots)} servers are running: {listed}", help_text="Name one by its pid or its URL.")
 
 
@@ -102,7 +103,8 @@ def _by_pid(look: Look, pid: int) -> ServerTarget:
     if found is not None:
         return _target(look, found, None)
     target = _target(look, pid, None)
-    why = f"process {pid} ({look.table.entries[pid].title[:80]}) is not recognised as a vLLM server: its tree was taken as it is"
+    title = shown_title(look.table.entries[pid], 80)
+    why = f"process {pid} ({title}) is not recognised as a vLLM server: its tree was taken as it is"
     return replace(target, unread=(Unread("the server", why, "Name the pid of 'vllm serve' or its URL."), *target.unread))
 
 

@@ -8,9 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...clock import SYSTEM, Clock
 from ...errors import ReproError, UsageError
+from ...forensics.collect.process_table import boot_id, start_ticks
 from ...forensics.device_state import Unread
 from ..agent_ask import RowStates, ask_row_states
 from ..agent_show import AgentRank, read_agents
@@ -42,20 +44,37 @@ class UnwedgeLook:
     unread: tuple[Unread, ...]
 
 
-def api_pid_of_run(folder: Path) -> int:
-    """The pid of the server that a run started or found, from its timeline (``server`` lines). UsageError: none is named there."""
-    found: int | None = None
+def api_pid_of_run(folder: Path, *, proc: Path = Path("/proc")) -> int:
+    """The pid of the server that a run started or found, from its timeline (``server`` lines).
+
+    UsageError: none is named there, or its process has ended. A pid alone names nothing: it is given to others later, and in a run
+    of another machine it is another machine's. So the line's start time and boot must be those of the process that lives here.
+    """
+    found: dict[str, Any] | None = None
     try:
         for line in read_timeline(folder):
             if isinstance(line, dict) and line.get("kind") == "server":
                 pid = line.get("pid")
                 if isinstance(pid, int) and not isinstance(pid, bool) and 0 < pid < 1 << 31:
-                    found = pid
+                    found = line
     except (OSError, ReproError) as error:
         raise UsageError(f"{folder}: no run directory whose timeline can be read: {error}") from None
     if found is None:
         raise UsageError(f"{folder} names no server process", help_text="Name the server itself: dsv4-repro unwedge PID")
-    return found
+    pid = int(found["pid"])
+    ticks = start_ticks(pid, proc)
+    named = (found.get("start_ticks"), found.get("boot"))
+    if ticks is None or None in named or named != (ticks, boot_id(proc)):
+        if ticks is None:
+            why = "no such process is here any more"
+        elif None in named:
+            why = "the run does not say when it started, so a process of that number may be another one"
+        else:
+            why = "the process of that number here is another one"
+        raise UsageError(
+            f"{folder} names the server process {pid}: {why}", help_text="Name the server itself: dsv4-repro unwedge PID"
+        )
+    return pid
 
 
 def server_flags(target: ServerTarget, proc: Path = Path("/proc")) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dsv4_repro.clock import SYSTEM
-from dsv4_repro.errors import UsageError
+from dsv4_repro.errors import UnavailableError, UsageError
+from dsv4_repro.forensics.collect.process_table import boot_id, start_ticks
 from dsv4_repro.repro.options import Common
 from dsv4_repro.repro.serving.drain_load import DrainLoad
 from dsv4_repro.repro.serving.load_plan import LoadPlan
@@ -161,11 +163,28 @@ def test_a_run_names_its_server(tmp_path: Path) -> None:
     timeline.write_text('{"kind": "server", "state": "ready", "pid": "x"}\n{"kind": "step", "pid": 9}\nnot json\n')
     with pytest.raises(UsageError, match="names no server process"):
         api_pid_of_run(tmp_path)
-    with timeline.open("a") as stream:
-        stream.write('{"kind": "server", "state": "ready", "pid": 4711}\n')
-    assert api_pid_of_run(tmp_path) == 4711
+    own = {"kind": "server", "state": "ready", "pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot": boot_id()}
+    timeline.write_text(json.dumps(own) + "\n")
+    assert api_pid_of_run(tmp_path) == os.getpid()
+    for change, why in (
+        ({"start_ticks": 1}, "another one"), ({"boot": "x"}, "another one"), ({"boot": None}, "does not say"),
+        ({"start_ticks": None}, "does not say"), ({"pid": 2**31 - 2}, "no such process"),
+    ):  # fmt: skip
+        timeline.write_text(json.dumps({**own, **change}) + "\n")
+        with pytest.raises(UsageError, match=why):
+            api_pid_of_run(tmp_path)
     with pytest.raises(UsageError, match="--via"):
         run_unwedge(None, Common(), via="luck")
+    with pytest.raises(UsageError, match="not an HTTP address") as caught:
+        run_unwedge(None, Common(), url="ftp://user:hunter2@host")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_number_is_a_pid_whatever_folder_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / str(2**31 - 2)).mkdir()
+    with pytest.raises(UnavailableError, match="no process"):
+        run_unwedge(str(2**31 - 2), Common())
 
 
 def test_progress_is_read_again_and_what_cannot_be_read_is_not_still() -> None:
