@@ -11,12 +11,12 @@ import http.server
 import socket
 import socketserver
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ...clock import SYSTEM, Clock
 from ...errors import UnavailableError, UsageError
 
 __all__ = ["DEFAULT_LISTEN", "Exporter", "WatchState", "parse_listen"]
@@ -127,11 +127,12 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], read: Callable[[], WatchState]) -> None:
+    def __init__(self, address: tuple[str, int], read: Callable[[], WatchState], clock: Clock) -> None:
         from prometheus_client import CollectorRegistry
 
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.read = read
+        self._clock = clock
         #: Open connections, oldest first, and until when each may stay.
         self._clients: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
@@ -151,7 +152,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         with self._lock:
             if len(self._clients) >= MOST_CLIENTS:
                 self._drop(next(iter(self._clients)))
-            self._clients[request] = time.monotonic() + CLIENT_S
+            self._clients[request] = self._clock.monotonic() + CLIENT_S
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -161,7 +162,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
     def service_actions(self) -> None:
         """Five times a second: end those whose time is over, whatever they send or do not read."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         with self._lock:
             for client in [one for one, until in self._clients.items() if now > until]:
                 self._drop(client)
@@ -184,9 +185,9 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 class Exporter:
     """Serves until ``stop``. ``read``: the newest state, called from the server's thread."""
 
-    def __init__(self, address: tuple[str, int], read: Callable[[], WatchState]) -> None:
+    def __init__(self, address: tuple[str, int], read: Callable[[], WatchState], *, clock: Clock = SYSTEM) -> None:
         try:
-            self._server = _Server(address, read)
+            self._server = _Server(address, read, clock)
         except (OSError, UnicodeError, TypeError, OverflowError) as error:  # the last three: a host that is no name
             why = (error.strerror if isinstance(error, OSError) else None) or error
             raise UnavailableError(
@@ -210,6 +211,8 @@ class Exporter:
         self._thread.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._thread.join(CLIENT_S + 1.0)
+        """End it; also one that was never started, for which the base class would wait for ever."""
+        if self._thread.ident is not None:
+            self._server.shutdown()
+            self._thread.join(CLIENT_S + 1.0)
         self._server.server_close()

@@ -176,3 +176,12 @@ def test_it_knows_whether_others_may_read_it() -> None:
         exporter = Exporter((host, 0), WatchState)
         assert exporter.open_to_others is expected
         exporter._server.server_close()
+
+
+def test_one_that_was_never_started_is_stopped_at_once() -> None:
+    """Ctrl-C between making and starting it."""
+    made = Exporter(("127.0.0.1", 0), WatchState)
+    thread = threading.Thread(target=made.stop, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    assert not thread.is_alive()
