@@ -11,6 +11,8 @@ from .options import Common, PlanFlags, flags
 
 __all__ = ["register"]
 
+_FLAG_ROW = "With --on server: a row with these engine flags instead of --enforce-eager. May be repeated."
+
 _KERNEL = "A further kernel, two rows: builtin:VARIANT, vllm==0.27.1, installed, a .whl, .so or .cubin. May be repeated."
 
 
@@ -29,7 +31,7 @@ def _verify(app: typer.Typer) -> None:
         common: Common,
         plan: PlanFlags,
         scenario: Annotated[str, typer.Argument(help="The scenario, e.g. drain.", metavar="SCENARIO")],
-        on: Annotated[str | None, typer.Option("--on", help="Ground: gpu or cpu.")] = None,
+        on: Annotated[str | None, typer.Option("--on", help="Ground: gpu, cpu or server.")] = None,
         unfixed: Annotated[str, typer.Option("--unfixed", help="The kernel of rows without the consumer fix.")] = "builtin",
         fixed: Annotated[str, typer.Option("--fixed", help="The kernel of rows with the consumer fix.")] = "builtin:guard",
         kernel: Annotated[list[str] | None, typer.Option("--kernel", help=_KERNEL)] = None,
@@ -42,21 +44,36 @@ def _verify(app: typer.Typer) -> None:
         beta: Annotated[float, typer.Option("--beta", help="Chance that a row with --hazard or more is called CLEAN.")] = 0.01,
         hazard: Annotated[float, typer.Option("--hazard", help="Smallest hang hazard per window worth finding.")] = 0.1,
         trials: Annotated[int, typer.Option("--trials", help="Trials of a row at most.", min=1, max=1_000_000)] = 400,
-        min_trials: Annotated[int, typer.Option("--min-trials", help="Trials of a row at least.", min=1, max=1_000_000)] = 20,
+        min_trials: Annotated[
+            int | None,
+            typer.Option("--min-trials", help="Trials of a row at least; 20, on a server 1.", min=1, max=1_000_000),
+        ] = None,
         ablate: Annotated[bool, typer.Option("--ablate", help="Turn each condition off in turn instead.")] = False,
         share: Annotated[bool, typer.Option("--share", help="Use a GPU that holds somebody's process.")] = False,
+        model: Annotated[str | None, typer.Option("--model", help="With --on server: a model, or dummy.")] = None,
+        python: Annotated[str | None, typer.Option("--python", help="With --on server: the interpreter that has vLLM.")] = None,
+        tp: Annotated[int | None, typer.Option("--tp", help="With --on server: tensor-parallel size.", min=1)] = None,
+        flag_row: Annotated[list[str] | None, typer.Option("--flag-row", help=_FLAG_ROW)] = None,
+        engine: Annotated[
+            list[str] | None,
+            typer.Argument(metavar="[-- ENGINE FLAGS]", help="After --: flags of vllm serve, of all rows.", show_default=False),
+        ] = None,
     ) -> int:
         """Which fix ends the hang, and is each enough alone? A row per combination, as many trials as the test needs.
 
         A row in which no trial reached the danger window is INCONCLUSIVE. With --out DIR: verify.md and verify.json.
 
+        On a server the rows are: neither, producer only (--guard), no MTP, other engine flags (--enforce-eager).
+
         Exit status: 0 it hangs without a fix and not with both, 3 a repaired row hangs, 5 open.
         """
         from .campaign.verify_run import VerifyFlags, run_verify
 
+        least = min_trials if min_trials is not None else 1 if on == "server" else 20
         asked = VerifyFlags(
-            on, unfixed, fixed, tuple(kernel or ()), arch, device, schedule, alpha, beta, hazard, trials, min_trials, ablate, share
-        )
+            on, unfixed, fixed, tuple(kernel or ()), arch, device, schedule, alpha, beta, hazard, trials, least, ablate, share,
+            model, python, tp, tuple(engine or ()), tuple(flag_row or ()),
+        )  # fmt: skip
         return run_verify(scenario, common, plan, asked)
 
 

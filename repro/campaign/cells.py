@@ -21,6 +21,7 @@ class Cell:
     """``plan``: fields of ``DrainPlan`` that differ from the default. ``kernel``: as after ``--kernel``. ``arch``: sm number to
     interpret on the CPU (None: 120), ``device``: GPU ordinal, or on the CPU the card to stand for. ``sms``, ``slots_per_sm``:
     residency of the interpreted device (pressure: fewer than the grid needs).
+    ``server``: of the server ground: model, python, tp, guard, rescue, flags (engine flags, words).
     """
 
     name: str
@@ -35,6 +36,7 @@ class Cell:
     slots_per_sm: int | None = None
     share: bool = False
     factors: Mapping[str, Any] = field(default_factory=dict)
+    server: Mapping[str, Any] = field(default_factory=dict)
 
     def drain(self, seed: int | None = None) -> DrainPlan:
         """The plan, with its seed where one is given. PlanError."""
@@ -44,7 +46,7 @@ class Cell:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        return {**asdict(self), "plan": dict(self.plan), "factors": dict(self.factors)}
+        return {**asdict(self), "plan": dict(self.plan), "factors": dict(self.factors), "server": dict(self.server)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Cell:
@@ -57,13 +59,20 @@ class Cell:
     @property
     def key(self) -> str:
         """Twelve hex digits over everything but the name."""
-        document = {name: value for name, value in self.document().items() if name not in ("name", "factors")}
+        left_out = ("name", "factors") if self.server else ("name", "factors", "server")
+        document = {name: value for name, value in self.document().items() if name not in left_out}
         return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def command(self, seed: int, *, ground: str | None = None) -> tuple[str, ...]:
         """The ``run drain`` that shows this cell's workload."""
-        words = ["dsv4-repro", "run", "drain", "--on", ground or self.ground, "--kernel", self.kernel, "--seed", str(seed)]
+        words = ["dsv4-repro", "run", "drain", "--on", ground or self.ground]
+        if self.ground != "server":
+            words += ["--kernel", self.kernel]
+        words += ["--seed", str(seed)]
         words += ["--producer", self.producer] if self.producer != "raw" else []
+        for name in ("model", "python", "tp"):
+            words += [f"--{name}", str(self.server[name])] if self.server.get(name) else []
+        words += [f"--{name}" for name in ("guard", "rescue") if self.server.get(name)]
         words += ["--arch", f"sm_{self.arch}"] if self.arch is not None and self.ground == "cpu" else []
         words += ["--schedule", self.schedule] if self.schedule != "smallest-pc" else []
         for name in ("sms", "slots_per_sm"):
@@ -76,7 +85,8 @@ class Cell:
             sep = "," if name == "capture_sizes" else ":"
             text = sep.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             words += [f"--{name.replace('_', '-')}", text]
-        return tuple(words)
+        engine = [str(word) for word in self.server.get("flags", ())]
+        return tuple([*words, "--", *engine] if engine else words)
 
 
 @dataclass(frozen=True, slots=True)

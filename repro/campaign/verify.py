@@ -17,7 +17,8 @@ __all__ = ["CellOutcome", "MatrixResult", "ablation_lines", "load_bearing_lines"
 
 @dataclass(slots=True)
 class CellOutcome:
-    """One row. ``identities``: identity -> hangs. ``others``: reasons of trials that ended otherwise. ``stopped``: why no more
+    """One row. ``identities``: identity -> hangs. ``reached``: danger window -> trials.
+    ``others``: reasons of trials that ended otherwise. ``stopped``: why no more
     trials were made.
     """
 
@@ -30,6 +31,7 @@ class CellOutcome:
     reused: int = 0
     idle_after: bool | None = None
     identities: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
     signature: str | None = None
     why_no_window: str = ""
@@ -39,6 +41,8 @@ class CellOutcome:
     def add(self, result: TrialResult) -> None:
         """Count one trial. A hang counts as a window reached; wrong results and failures count for nothing but themselves."""
         self.trials += 1
+        for window in result.windows[:16] if result.window else ():
+            self.reached[window] = self.reached.get(window, 0) + 1
         if result.kind in ("hang", "clean"):
             self.test.add(hang=result.kind == "hang")
         if result.kind == "hang":
@@ -80,6 +84,7 @@ class CellOutcome:
             "device_idle": self.idle_after,
             "hazard": {"low": interval[0], "high": interval[1], "confidence": CONFIDENCE} if interval else None,
             "identities": self.identities,
+            "reached": self.reached,
             "signature": self.signature,
             "stopped": self.stopped,
             "why": self.why_no_window or "; ".join(self.others)[:1000],
@@ -105,14 +110,15 @@ def run_matrix(
     *,
     most_trials: int = 400,
     least_trials: int = 1,
+    patience: int = 10,
     seed: int = 0,
     timeout_s: float | None = None,
     watch: Callable[[CellOutcome], None] = lambda _outcome: None,
-    session: Callable[..., TrialSession] = TrialSession,
+    session: Callable[..., Any] = TrialSession,
     clock: Clock = SYSTEM,
 ) -> MatrixResult:
     """Every row, one after the other: trials with seeds from ``seed`` on, the same in all rows, until the test has decided (and at
-    least ``least_trials``), ``most_trials`` are made, or ten trials in a row reached no window.
+    least ``least_trials``), ``most_trials`` are made, or the first ``patience`` trials reached no window.
 
     ``timeout_s``: of the whole; each row gets an equal share of what is left, so that a slow row does not starve the last. Errors
     of usage pass through after the workload is closed.
@@ -125,6 +131,9 @@ def run_matrix(
         share = Deadline(whole.remaining() / (len(rows) - place), clock) if whole is not None else None
         began = clock.monotonic()
         one = session(row.cell, identities=identities, clock=clock)
+        bound = getattr(one, "bound", None)
+        if share is not None and bound is not None:
+            bound(share)  # a session whose trials take minutes ends by itself
         try:
             for number in range(most_trials):
                 if share is not None and share.expired and number:
@@ -136,7 +145,7 @@ def run_matrix(
                 if outcome.trials >= least_trials and outcome.test.decided:
                     outcome.stopped = "decided"
                     break
-                if outcome.test.windows == 0 and outcome.trials >= min(10, most_trials):
+                if outcome.test.windows == 0 and outcome.trials >= min(patience, most_trials):
                     outcome.stopped = "no window in the first trials"
                     break
             else:

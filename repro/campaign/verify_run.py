@@ -24,11 +24,12 @@ from .verify import CellOutcome, MatrixResult, ablation_lines, load_bearing_line
 if TYPE_CHECKING:
     from ..options import Common, PlanFlags
 
-__all__ = ["FALSE_VERDICTS", "VERIFY_SCHEMA", "VerifyFlags", "chosen_ground", "plan_changes", "run_verify"]
+__all__ = ["FALSE_VERDICTS", "VERIFY_SCHEMA", "VerifyFlags", "chosen_ground", "plan_changes", "run_verify", "write_verify"]
 
 VERIFY_SCHEMA = "dsv4-repro/verify/1"
 #: False hang verdicts per window that the test reckons with. On the CPU a hang is proved; elsewhere a watchdog's verdict may be
 #: wrong.
+_SERVER = "dsv4-repro verify drain --on server --model dummy"
 FALSE_VERDICTS = {"cpu": 0.0, "gpu": 1e-4, "server": 1e-3}
 
 
@@ -50,6 +51,12 @@ class VerifyFlags:
     least: int = 20
     ablate: bool = False
     share: bool = False
+    #: Of the server ground.
+    model: str | None = None
+    python: str | None = None
+    tp: int | None = None
+    engine: tuple[str, ...] = ()
+    flag_rows: tuple[str, ...] = ()
 
 
 def plan_changes(flags: PlanFlags, seed: int | None) -> dict[str, Any]:
@@ -63,16 +70,11 @@ def plan_changes(flags: PlanFlags, seed: int | None) -> dict[str, Any]:
 
 
 def chosen_ground(on: str | None) -> tuple[str, str]:
-    """(ground, why). Trials of a server take minutes each and are not made here: it is never chosen, and refused where it is asked
-    for. UsageError, UnavailableError.
-    """
+    """(ground, why). A server is taken only where it is asked for: its trials take minutes. UsageError, UnavailableError."""
     from ..machine import probe_machine
 
     if on == "server":
-        raise UsageError(
-            "--on server: campaigns make their trials on the gpu or the cpu ground",
-            help_text="A rate on a server: dsv4-repro run drain --on server --trials N (a fix: the same with the repaired build)",
-        )
+        return "server", "asked for"
     here = grounds_here(probe_machine(version=lambda _argv: None))
     ground, why = choose_ground(on, {**here, "server": "no trials of a campaign"})
     require_ground(ground)
@@ -84,6 +86,14 @@ def run_verify(name: str, common: Common, plan_flags: PlanFlags, flags: VerifyFl
     screen = Screen(as_json=common.as_json, clock=clock)
     entry = scenario(name)
     ground, why = chosen_ground(flags.on)
+    if ground == "server":
+        if entry.name != "drain":
+            raise UsageError(f"verify {entry.name[:40]} --on server: on a server only the drain is verified", help_text=_SERVER)
+        from .verify_server import run_verify_server
+
+        return run_verify_server(common, plan_flags, flags, clock=clock)
+    if flags.model or flags.python or flags.tp or flags.engine or flags.flag_rows:
+        raise UsageError("--model, --python, --tp, --flag-row and engine flags are of --on server", help_text=_SERVER)
     rates = Rates(flags.alpha, flags.beta, flags.hazard, FALSE_VERDICTS[ground])
     if flags.least > flags.trials:
         raise UsageError(f"--min-trials {flags.least} is more than --trials {flags.trials}")
@@ -135,7 +145,7 @@ def run_verify(name: str, common: Common, plan_flags: PlanFlags, flags: VerifyFl
         "ablate": flags.ablate, "exit_status": STATUS[outcome],
     }  # fmt: skip
     if common.out is not None:
-        _write(common.out, document, table, said, notes)
+        write_verify(common.out, document, table, said, notes)
     screen.say(*table)
     screen.say("")
     screen.tell([*said, *notes])
@@ -162,7 +172,8 @@ def _ablated(result: MatrixResult) -> str:
     return "clean" if result.rows[0].word == "HANGS" else "inconclusive"
 
 
-def _write(out: Path, document: dict[str, Any], table: Sequence[str], said: Sequence[str], notes: Sequence[str]) -> None:
+def write_verify(out: Path, document: dict[str, Any], table: Sequence[str], said: Sequence[str], notes: Sequence[str]) -> None:
+    """``verify.md`` for a pull request and ``verify.json``."""
     out.mkdir(parents=True, exist_ok=True)
     markdown = "\n".join([*table, "", *(f"- {line}" for line in said), "", *(f"<sub>{line}</sub>" for line in notes)]) + "\n"
     write_atomic(out / "verify.md", markdown.encode(), mode=0o644)

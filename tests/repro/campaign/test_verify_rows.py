@@ -120,8 +120,9 @@ def test_what_cannot_be_verified(words: list[str], says: str, capsys: pytest.Cap
 def test_a_server_is_never_chosen_for_trials(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("DSV4_REPRO_MODEL", "some/model")
     assert chosen_ground(None)[0] in ("gpu", "cpu")
-    assert main(["verify", "drain", "--on", "server"]) == 2
-    assert "--trials N" in capsys.readouterr().err
+    assert chosen_ground("server")[0] == "server"
+    assert main(["verify", "dspark", "--on", "server"]) == 2
+    assert "only the drain" in capsys.readouterr().err
 
 
 def test_the_other_documents_obey_their_schemas(capsys: pytest.CaptureFixture[str]) -> None:
