@@ -362,6 +362,23 @@ def test_a_step_that_cannot_launch_is_overdue_too(rig: Callable[..., Rig]) -> No
     assert one.recorder.overdue_for() > 0
 
 
+def test_a_write_that_does_not_come_back_is_told_and_not_counted(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded on an H200: after three releases the driver was held up, and the fourth write stayed in its queue."""
+    from dsv4_repro_agent.sidestream import SideStream, SideStreamBusyError
+
+    def held(*_: Any) -> None:
+        raise SideStreamBusyError("a copy on the side stream did not end within 0.5 s")
+
+    monkeypatch.setattr(SideStream, "write_word", held)
+    one = rig()
+    one.step()
+    until(lambda: any(event["kind"] == "write not confirmed" for event in one.said.events))
+    event = next(event for event in one.said.events if event["kind"] == "write not confirmed")
+    assert (event["group"], event["releases"]) == (6, 0)
+    assert one.agent.releases == 0
+    assert read_ring(one.recorder.ring.path).header.releases == 0
+
+
 def test_a_busy_side_stream_is_tried_again(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     one = rig()
     looks: list[int] = []

@@ -346,7 +346,14 @@ class Agent:
                 why = f"stopped after {self.releases} releases without a guard to end them"
                 self.said.feature("rescue", False, why)
                 break
-            stream.write_word(wait.address, RELEASE_COUNT)
+            try:
+                stream.write_word(wait.address, RELEASE_COUNT)
+            except SideStreamBusyError:
+                # It is queued and cannot be taken back; whether and when it is done, nobody has seen.
+                self.said.event(
+                    "write not confirmed", address=hex(wait.address), group=wait.group, releases=self.releases, cause=cause
+                )
+                raise
             self.releases += 1
             released += 1
             settled = time.monotonic()
