@@ -11,7 +11,7 @@ from dsv4_repro.forensics.records import CLASSES
 from dsv4_repro.repro.relative_cpu import Tried, judge_row
 from dsv4_repro.repro.relative_matrix import matrix_document
 from dsv4_repro.repro.relative_run import choose_row
-from dsv4_repro.scenarios.launches import Row
+from dsv4_repro.scenarios.launches import DrainBatches, Row
 from dsv4_repro.scenarios.registry import Scenario, all_scenarios, scenario
 
 ROWS = [(entry, row) for entry in all_scenarios() for row in entry.variants()]
@@ -112,6 +112,20 @@ def test_the_held_rank_is_named_and_never_the_spinning_one() -> None:
     assert (alone.verdict.cause, alone.document()["ranks_not_read"]) == (None, [0])
     behind = judge_row(choose_row(entry, "peer-has-not-come", None)).first.diagnosis
     assert "device 0 was read and has no resident block" in behind.verdict.sentence
+
+
+def test_the_drafts_rows_cover_every_path_of_the_producer() -> None:
+    """Native, uniform and variable, each raw and clamped; negative lengths are native and raw alone; each has a padded step."""
+    seen: dict[tuple[str, str], int] = {}
+    for row in scenario("dspark").variants():
+        assert isinstance(row.what, DrainBatches)
+        detail = judge_row(row).first.detail
+        assert detail["padded_steps"] > 0, row.name
+        for path in detail["paths"]:
+            key = (path, row.what.producer)
+            seen[key] = seen.get(key, 0) + detail["negative"]
+    assert set(seen) == {(path, producer) for path in ("native", "uniform", "variable") for producer in ("raw", "clamped")}
+    assert {key for key, negative in seen.items() if negative} == {("native", "raw")}
 
 
 def test_choosing_a_row() -> None:
