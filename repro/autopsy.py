@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import SYSTEM, Clock
-from ..errors import EvidenceError, RefusedError, RunStoreError, UsageError
+from ..errors import EvidenceError, RefusedError, ReproError, RunStoreError, UsageError
 from ..forensics.device_state import Unread
 from ..forensics.records import ChainLink, Diagnosis
 from ..reports.document import ReportSource
@@ -33,7 +33,7 @@ from .verdicts import completed, unfinished_diagnosis
 if TYPE_CHECKING:
     from .options import Common
 
-__all__ = ["autopsy_file", "autopsy_run", "run_autopsy"]
+__all__ = ["autopsy_file", "autopsy_run", "moving_now", "run_autopsy"]
 
 _ELF = b"\x7fELF"
 #: What an attach with everything around it took at most, seconds.
@@ -119,6 +119,38 @@ def _stronger(judged: ChainLink, own: ChainLink | None, listed: Set[str]) -> Cha
     if own is None or not set(own.evidence) <= listed or _STRENGTH.index(own.status) <= _STRENGTH.index(judged.status):
         return judged
     return own
+
+
+def moving_now(pid: int, *, clock: Clock = SYSTEM, seconds: float = 1.0) -> str:
+    """What the server of a process does meanwhile, by two readings of its own counters; "" where nothing moved, or that could not
+    be read. A debugger that is attached to a worker that had recovered ended it (measured on an H200)."""
+    from ..forensics.collect.engine_metrics import scrape
+    from .serving.ranks import find_server
+
+    try:
+        base_url = find_server(pid, clock=clock).base_url
+    except ReproError:
+        return ""
+    if base_url is None:
+        return ""
+    first = scrape(base_url, timeout_s=0.7, clock=clock, health=False).values
+    clock.sleep(seconds if first else 0.0)
+    second = scrape(base_url, timeout_s=0.7, clock=clock, health=False).values if first else {}
+    names = ("generation_tokens", "iterations", "prompt_tokens")
+    return "; ".join(
+        f"{name} {first[name]:g} -> {second[name]:g}"
+        for name in names
+        if name in first and name in second and first[name] != second[name]
+    )
+
+
+def _refuse_a_moving_server(pid: int, clock: Clock) -> None:
+    if moves := moving_now(pid, clock=clock):
+        raise RefusedError(
+            f"process {pid} was not touched: its server moves ({moves})",
+            help_text="A debugger ended a worker that had recovered. Look again: dsv4-repro why "
+            f"{pid}. If another engine of the server moves and this one hangs: dsv4-repro autopsy {pid} --attach --yes",
+        )
 
 
 def _frozen_attach(pid: int, store: RunStore, screen: Screen, clock: Clock) -> Diagnosis:
@@ -218,6 +250,8 @@ def run_autopsy(
         raise RefusedError(f"process {pids[0]} was not touched", help_text=_ATTACH_HELP.format(pid=pids[0]))
     if attach and not pids:
         raise UsageError("--attach needs a PID", help_text="dsv4-repro autopsy PID --attach")
+    if pids and not (attach and common.yes):
+        _refuse_a_moving_server(int(pids[0]), clock)
     store: RunStore | None = None
     if pids or common.out is not None:
         store = RunStore.create("autopsy", out=common.out, clock=clock)

@@ -35,7 +35,8 @@ def register(app: typer.Typer) -> None:
     ) -> int:
         """Explain a hang from what was recorded of it: a GPU core dump (also .gz or .xz), a run directory, a cuda-gdb log.
 
-        Needs no GPU, no driver and no CUDA toolkit. A PID is only touched with --attach (or --yes).
+        Needs no GPU, no driver and no CUDA toolkit. A PID is only touched with --attach (or --yes), and not while its server's
+        counters move (--attach --yes: all the same).
 
         --freeze stops the engine process alone; its own deadline runs on meanwhile, and what that means is said first.
 

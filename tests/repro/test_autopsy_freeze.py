@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +20,8 @@ import pytest
 from dsv4_repro.forensics.collect.proc import process_state
 from dsv4_repro.forensics.collect.process_table import read_process_table
 from dsv4_repro.repro.__main__ import main
+from dsv4_repro.repro.autopsy import moving_now
+from dsv4_repro.repro.serving.ranks import find_server
 
 
 @pytest.fixture
@@ -109,3 +114,31 @@ def test_a_debugger_that_fails_does_not_keep_it_stopped(
     _debugger(tmp_path, monkeypatch, engine, status=1)
     assert main(["autopsy", str(worker), "--attach", "--freeze", "--out", str(tmp_path / "run")]) == 5
     assert process_state(engine) in ("S", "R")
+
+
+def test_no_debugger_is_attached_to_a_server_that_moves(
+    server: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, engine, worker = server
+    seen = _debugger(tmp_path, monkeypatch, engine)
+    assert moving_now(worker, seconds=0.2) == ""
+    url = f"{find_server(worker).base_url}/v1/completions"
+    body = json.dumps({"model": "/nonexistent", "prompt": "x " * 50, "max_tokens": 8000, "ignore_eos": True}).encode()
+    asked = urllib.request.Request(url, body, {"content-type": "application/json"})
+
+    def ask() -> None:
+        while process_state(engine) in ("S", "R"):  # refused until it serves; ends with the server
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(asked, timeout=60).read()
+            time.sleep(0.1)
+
+    threading.Thread(target=ask, daemon=True).start()
+    until = time.monotonic() + 20
+    while not moving_now(worker, seconds=0.3):
+        assert time.monotonic() < until
+    assert main(["autopsy", str(worker), "--attach", "--out", str(tmp_path / "run")]) == 2
+    assert "was not touched: its server moves (generation_tokens" in capsys.readouterr().err
+    assert not seen.exists()
+    assert not (tmp_path / "run").exists()
+    main(["autopsy", str(worker), "--attach", "--yes", "--out", str(tmp_path / "run")])
+    assert seen.exists()
