@@ -74,6 +74,10 @@ def by_counters(
     stalled = now - moved_at
     if not counters:
         return Liveness("unknown", "none of the engine's counters is exported"), state
+    if not busy and not {"running", "waiting"} <= values.keys():
+        return Liveness(
+            "unknown", "how many requests run and wait is not exported: whether there is anything to do is not known"
+        ), state
     if not busy:
         return Liveness("alive", "no request runs or waits", 0.0), state
     if stalled >= max_stall:

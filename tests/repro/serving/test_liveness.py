@@ -66,6 +66,14 @@ def test_without_counters_nothing_is_known() -> None:
     assert _look({"running": 3.0}, None, 1.0)[0].state == "unknown"
 
 
+@pytest.mark.parametrize("missing", [("running",), ("waiting",), ("running", "waiting")])
+def test_a_number_of_requests_that_is_not_exported_is_not_none(missing: tuple[str, ...]) -> None:
+    values = {name: value for name, value in {**BUSY, "running": 0.0, "waiting": 0.0}.items() if name not in missing}
+    assert _look(values, None, 1.0)[0].state == "unknown"
+    # What is exported may say enough.
+    assert _look({**values, "running": 3.0}, None, 1.0)[0].state == "alive"
+
+
 def test_recorders() -> None:
     fine = RecordedRank(1, 100, 0.02, 0.02, 0.01)
     assert by_recorders([fine], 30).state == "alive"
