@@ -198,21 +198,27 @@ class Children:
         with (self.folder / f"{name}.err").open("wb") as sink:
             process = subprocess.Popen(
                 [sys.executable, *words], stdout=subprocess.PIPE, stderr=sink, env={**os.environ, **EAGER, **(environment or {})},
-                start_new_session=True,
+                start_new_session=True, bufsize=0,
             )  # fmt: skip
         self.processes.append(process)
         return process
 
     def said(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> dict[str, Any]:
-        """The child's one line; {"error"} if none came in time."""
+        """The child's one JSON object; {"error"} if none came in time. Libraries print lines of their own before it (NCCL does)."""
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], seconds)
-        line = process.stdout.readline() if ready else b""
-        try:
-            found: dict[str, Any] = json.loads(line)
-        except ValueError:
-            return {"error": f"no word within {seconds:g} s: {(self.folder / f'{name}.err').read_text(errors='replace')[-900:]}"}
-        return found
+        limit, other = Deadline(seconds, SYSTEM), b""
+        while select.select([process.stdout], [], [], limit.remaining())[0]:
+            line = process.stdout.readline()
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    return found
+            if not line:
+                break
+            other = (other + line)[-900:]
+        how = "it ended" if process.poll() is not None else f"no word within {seconds:g} s"
+        errors = (self.folder / f"{name}.err").read_text(errors="replace")[-900:]
+        return {"error": f"{how}: {other.decode(errors='replace')}{errors}"}
 
     def end(self) -> None:
         for process in self.processes:

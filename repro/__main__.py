@@ -6,7 +6,9 @@ defect of ours: 70, a short text, and the traceback in a file (on the screen wit
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import faulthandler
 import itertools
 import json
 import os
@@ -160,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in arguments
     if argv is None:
         _end_in_order()
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # standard error may be closed, or no file
+            faulthandler.enable()  # a fault inside a driver's library leaves the Python stacks
     _soften(sys.stdout)
     _soften(sys.stderr)
     try:

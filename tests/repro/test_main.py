@@ -272,3 +272,21 @@ def test_ctrl_c_inside_a_verb_says_so_through_the_command_line_library(
     monkeypatch.setattr("dsv4_repro.repro.drain_run.run_drain", pressed)
     assert main(["run", "drain"]) == 130
     assert "dsv4-repro: interrupted; what was written so far is kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_fatal_signal_leaves_the_python_stacks(closed: bool) -> None:
+    """A fault inside a driver's library says where it was; without a standard error nothing breaks."""
+    program = (
+        "import os, signal, sys\n"
+        f"{'os.close(2); sys.stderr = None' if closed else ''}\n"
+        "sys.argv = ['dsv4-repro', '--version']\n"
+        "from dsv4_repro.repro.__main__ import main\n"
+        "assert main() == 0\n"
+        "sys.stdout.flush()\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stdout.startswith("dsv4-repro ")
+    assert ("Fatal Python error: Segmentation fault" in done.stderr) is not closed
