@@ -354,7 +354,7 @@ def _next(found: Judged, view: GridView | None, state: DeviceState) -> str:
     if found.cause == "peer-left":
         return "dsv4-repro audit vllm==0.27.1    # is the build that you serve affected? its release, a wheel, or the server's PID"
     if found.cause is not None:
-        return f"dsv4-repro list    # is there a scenario that shows the same cause, {found.cause}?"
+        return f"dsv4-repro list    # which scenario shows this cause, {found.cause}, and what repairs it"
     if found.class_ == "unknown" and view.ctas:
         return "dsv4-repro autopsy PID --attach    # a second look, 20 s later: the same PCs mean a deadlock"
     if found.primary is not None and found.primary.live is None and found.primary.seen.address is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,10 +39,10 @@ def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str
     """The row to run: the first defect of the ground, or the named one; ``kernel`` replaces its code. UsageError lists the rows."""
     rows = [row for row in entry.variants() if ground in row.grounds]
     if not rows:
-        why = "; ".join(f"{what}: it would take {takes}" for what, takes in entry.not_reproduced)
+        what = f": {len(entry.not_reproduced)} defects are told, none is reproduced here" if entry.not_reproduced else ""
         raise UsageError(
-            f"{entry.name} has nothing to run on the {ground} ground" + (f" ({why})" if why else ""),
-            help_text=f"dsv4-repro show {entry.name}",
+            f"{entry.name} has nothing to run on the {ground} ground{what}",
+            help_text=f"Each, and what it would take: dsv4-repro show {entry.name}",
         )
     if fix is None:
         found = next((row for row in rows if not row.fixed), rows[0])
@@ -221,8 +220,10 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
         lines.append(f"experiment: a large count into every counter: {ended}; {after}")
     lines.append(f"run directory: {folder}")
     screen.tell([line for line in lines if line])
-    if diagnosis.outcome == "hang":
-        screen.say(f"next: {diagnosis.next or shlex.join(['dsv4-repro', 'report', str(folder)])}")
+    if diagnosis.outcome in ("hang", "other"):
+        # The cheapest measurement is told where one is open; where the cause is this scenario's own, its fixes come next.
+        own = not diagnosis.next or diagnosis.next.startswith("dsv4-repro list")
+        screen.say(f"next: {f'dsv4-repro show {name}    # the fixes, and what runs where' if own else diagnosis.next}")
     screen.document({**diagnosis.document(), "run": str(folder), "exit_status": status})
     return status
 
