@@ -27,7 +27,10 @@ from ..device_state import DeviceState, Unread
 from . import Collected, CollectedFile, Disturbance, write_artefact
 from .tools import run_tool
 
-__all__ = ["SCRIPTS", "CudaGdb", "CudaGdbCollector", "debugger_command", "find_cuda_gdb", "probe_cuda_gdb", "stages_of"]
+__all__ = [
+    "ATTACH_FAILURES", "SCRIPTS", "CudaGdb", "CudaGdbCollector", "debugger_command", "debugger_environment", "find_cuda_gdb",
+    "probe_cuda_gdb", "stages_of",
+]  # fmt: skip
 
 #: The scripts, also for a person's own session.
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -37,7 +40,7 @@ _STAGE = re.compile(r"^dsv4-repro: stage (\w+) ([0-9.]+)$", re.MULTILINE)
 _PYTHON = re.compile(r"^dsv4-python (\d+)\.(\d+)", re.MULTILINE)
 
 #: What a failed attach says, what it means and what helps. First match wins.
-_FAILURES: tuple[tuple[str, str, str], ...] = (
+ATTACH_FAILURES: tuple[tuple[str, str, str], ...] = (
     ("ptrace: operation not permitted", "ptrace is refused",
      "Run as root, or: sysctl kernel.yama.ptrace_scope=0; in Docker add --cap-add=SYS_PTRACE"),
     ("could not attach to process", "the process cannot be attached to",
@@ -107,7 +110,7 @@ def probe_cuda_gdb(path: Path, folder: Path, *, deadline_s: float = 15.0, clock:
         "python import sys; print('dsv4-python', sys.version.split()[0])",
     ]
     try:
-        done = run_tool(argv, deadline_s, output=output, environment=_environment(folder), clock=clock)
+        done = run_tool(argv, deadline_s, output=output, environment=debugger_environment(folder), clock=clock)
     except OSError as error:
         raise ToolMissingError(f"{path} cannot be started: {error.strerror or error}") from error
     if done.expired or done.status not in (0, 1):
@@ -117,7 +120,7 @@ def probe_cuda_gdb(path: Path, folder: Path, *, deadline_s: float = 15.0, clock:
     return CudaGdb(path, "; ".join(lines[:2])[:200], (int(python[1]), int(python[2])) if python else None)
 
 
-def _environment(folder: Path, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+def debugger_environment(folder: Path, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The debugger's environment: no user settings of gdb, no symbol downloads, our script's settings."""
     environment = dict(os.environ)
     home = folder / "gdb-home"
@@ -199,7 +202,7 @@ class CudaGdbCollector:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                env=_environment(self._folder, self._settings),
+                env=debugger_environment(self._folder, self._settings),
                 start_new_session=True,
             )
         deadline = Deadline(self.deadline_s, self._clock)
@@ -251,7 +254,7 @@ class CudaGdbCollector:
 
     def _judge(self, text: str, stages: Mapping[str, float], status: int | None) -> list[Unread]:
         lowered = text.lower()
-        for mark, meaning, remedy in _FAILURES:
+        for mark, meaning, remedy in ATTACH_FAILURES:
             if mark in lowered:
                 return [Unread("cuda-gdb attach", meaning, remedy)]
         if "reading" not in stages:

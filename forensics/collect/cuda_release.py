@@ -18,7 +18,7 @@ from typing import Any
 
 from ...clock import SYSTEM, Clock, Deadline
 from . import write_artefact
-from .cuda_gdb import _FAILURES, SCRIPTS, CudaGdb, _environment
+from .cuda_gdb import ATTACH_FAILURES, SCRIPTS, CudaGdb, debugger_environment
 
 __all__ = ["ReleaseOutcome", "Releaser", "Verdict", "release_command", "release_events"]
 
@@ -138,7 +138,7 @@ class Releaser:
                     stdin=own_end,
                     stdout=sink,
                     stderr=subprocess.STDOUT,
-                    env=_environment(self._folder, settings),
+                    env=debugger_environment(self._folder, settings),
                     pass_fds=(other_end,),
                     start_new_session=True,
                 )
@@ -193,7 +193,7 @@ class Releaser:
             lost = next((str(one.get("why")) for one in events if one.get("event") == "lost"), "it did not end in its time")
             return outcome("left", f"the debugger was left alone, because ending it can kill the process: {lost}")
         lowered = text.lower()
-        for mark, meaning, remedy in _FAILURES:
+        for mark, meaning, remedy in ATTACH_FAILURES:
             if mark in lowered:
                 return outcome("failed", f"{meaning}. {remedy}")
         if judged is None:

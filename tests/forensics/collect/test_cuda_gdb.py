@@ -112,9 +112,9 @@ def test_the_command_attaches_without_host_symbols(tmp_path: Path) -> None:
 
 def test_the_scripts_are_files_for_a_person_too() -> None:
     assert {path.name for path in SCRIPTS.iterdir() if path.suffix in (".py", ".gdb", ".md")} == {
-        "README.md", "hang.gdb", "hang.py",
+        "README.md", "hang.gdb", "hang.py", "release.py",
     }  # fmt: skip
-    for name in ("hang.py", "hang.gdb"):
+    for name in ("hang.py", "hang.gdb", "release.py"):
         assert name in (SCRIPTS / "README.md").read_text()
 
 
