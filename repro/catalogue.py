@@ -63,8 +63,8 @@ def show_lines(item: Scenario, here: Mapping[str, str]) -> list[str]:
         lines += wrap(f"{number}. {paragraph}", indent="   ")
     lines.append("")
     for fix in item.fixes:
-        here = f" Here: {' '.join(fix.flags)}" if fix.flags else ""
-        lines += wrap(f"fix ({fix.layer}): {fix.text}. {fix.upstream}.{here}", indent="  ")
+        shown = f" Here: {' '.join(fix.flags)}" if fix.flags else ""
+        lines += wrap(f"fix ({fix.layer}): {fix.text}. {fix.upstream}.{shown}", indent="  ")
     for note in item.notes:
         lines += wrap(note)
     lines.append("")
