@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...clock import SYSTEM, Clock
+from ...clock import SYSTEM, Clock, Deadline
 from ...errors import ReproError, UsageError
 from ..atomic import write_atomic
 from ..console import Screen
@@ -32,7 +32,8 @@ __all__ = ["HUNT_SCHEMA", "HuntFlags", "run_hunt"]
 
 HUNT_SCHEMA = "dsv4-repro/hunt/1"
 #: Trials of one cell in a row: on a GPU a new cell costs a new process and context.
-BATCH = {"cpu": 4, "gpu": 50}
+#: On a server a start, of a minute or more.
+BATCH = {"cpu": 4, "gpu": 50, "server": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,17 @@ def _devices(plan: HuntPlan, flags: HuntFlags) -> Sequence[str | None]:
     return [str(number) for number in range(len(found))][: flags.workers or None] or ["0"]
 
 
-def _pool(plan: HuntPlan, flags: HuntFlags, clock: Clock) -> tuple[Pool, int]:
+def _pool(plan: HuntPlan, flags: HuntFlags, folder: Path, left_s: float, clock: Clock) -> tuple[Pool, int]:
+    if plan.on == "server":
+        from .server_pool import ServerPool
+
+        given = [word for word, on in (("--ray", flags.ray), ("--gpus", flags.gpus), ("--workers", flags.workers)) if on]
+        if given:
+            raise UsageError(
+                f"{', '.join(given)}: a hunt on servers makes one trial at a time",
+                help_text="A server takes the cards it sees: CUDA_VISIBLE_DEVICES, and tp in [fixed]",
+            )
+        return ServerPool(folder / "servers", deadline=Deadline(left_s, clock), clock=clock), 1
     if flags.ray is not None:
         from .ray_runner import RayPool
 
@@ -103,15 +114,16 @@ def run_hunt(common: Common, flags: HuntFlags, *, clock: Clock = SYSTEM) -> int:
         size = f"{plan.cells:.6g} cells, {plan.search.mode} search"
         screen.tell([f"hunt {plan.name}: {size}, on {plan.on}; store {folder}, {kept}"])
         why = _hunt(plan, store, flags, screen, clock)
-        if plan.minimise:
+        if plan.minimise and plan.on != "server":  # what a hung server gave was kept when it hung, in servers/
             _artefacts(store, plan, screen, clock)
         return _finish(store, flags, common, screen, why, write=True)
 
 
 def _hunt(plan: HuntPlan, store: CampaignStore, flags: HuntFlags, screen: Screen, clock: Clock) -> str:
-    pool, workers = _pool(plan, flags, clock)
-    live = LiveScreen(screen)
     before = sum(float(detail.get("seconds", 0)) for _at, _kind, detail in store.events("invocation"))
+    left = max(plan.budget.minutes * 60 - before, 0.1) if plan.budget.minutes is not None else float("inf")
+    pool, workers = _pool(plan, flags, store.folder, left, clock)
+    live = LiveScreen(screen)
     sampler = Sampler(plan, batch=BATCH[plan.on], counts=store.window_counts)
     hunt = Hunt(plan, store, pool, sampler, watch=live, clock=clock, workers=workers, before_s=before)
     began = clock.monotonic()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ...errors import PlanError, UsageError
 from ...scenarios.drain import DrainPlan
 from ..drain_flags import parse_arch
+from ..serving.engine_flags import parse_flags
 from .cells import Cell
 
 __all__ = ["HUNT_PLAN_SCHEMA", "MOST_CELLS", "Budget", "HuntPlan", "Search", "load_hunt_plan"]
@@ -27,6 +29,28 @@ MAX_PLAN_BYTES = 1 << 20
 MOST_CELLS = 1 << 62
 #: Factors that are fields of the cell; all others are fields of the drain plan.
 CELL_FACTORS = ("kernel", "producer", "arch", "schedule", "sms", "slots_per_sm", "device")
+#: Factors of the server ground, in place of those: what is started, and how. ``flags``: engine flags, text or a list of words.
+SERVER_FACTORS = ("model", "python", "tp", "guard", "rescue", "flags")
+#: A length distribution: a table of ``prompt`` and ``output``, so that both change together.
+LENGTHS = "lengths"
+_OTHERS = (*CELL_FACTORS, *SERVER_FACTORS, LENGTHS)
+
+
+def engine_words(value: Any) -> tuple[str, ...]:
+    """A value of ``flags`` as words. UsageError for what are no flags of ``vllm serve``."""
+    try:
+        words = shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"not flags: {error}") from None
+    parse_flags(tuple(words))
+    return tuple(words)
+
+
+def plan_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the drain plan, a length distribution taken apart."""
+    found = {name: value for name, value in values.items() if name not in _OTHERS}
+    lengths = values.get(LENGTHS)
+    return found | (dict(lengths) if isinstance(lengths, Mapping) else {})
 
 
 class _Part(BaseModel):
@@ -51,13 +75,14 @@ class Search(_Part):
 
 
 class HuntPlan(_Part):
-    """The plan. ``matrix``: factor -> values; factors are kernel, producer, arch, schedule, sms, slots_per_sm, device, and every
-    field of the drain plan. ``fixed``: the same with one value each. ``minimise``: shrink the first hang of each kind at the end.
+    """The plan. ``matrix``: factor -> values; factors are kernel, producer, arch, schedule, sms, slots_per_sm, device (on a server
+    model, python, tp, guard, rescue, flags), lengths (a table of prompt and output), and every field of the drain plan.
+    ``fixed``: the same with one value each. ``minimise``: shrink the first hang of each kind at the end (not on a server).
     """
 
     schema_: Literal["dsv4-repro/hunt-plan/1"] = Field(default="dsv4-repro/hunt-plan/1", alias="schema")
     name: str = Field(default="campaign", min_length=1, max_length=100)
-    on: Literal["cpu", "gpu"] = "cpu"
+    on: Literal["cpu", "gpu", "server"] = "cpu"
     budget: Budget = Budget()
     search: Search = Search()
     matrix: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
@@ -81,11 +106,18 @@ class HuntPlan(_Part):
 
     @model_validator(mode="after")
     def _sane(self) -> HuntPlan:
-        known = {*CELL_FACTORS, *DrainPlan.model_fields} - {"seed"}
+        own = SERVER_FACTORS if self.on == "server" else CELL_FACTORS
+        known = {*own, LENGTHS, *DrainPlan.model_fields} - {"seed"}
         for name in (*self.matrix, *self.fixed):
+            if name not in known and name in _OTHERS:
+                raise ValueError(f"{name} is no factor of on = {self.on!r}; there are {', '.join(sorted(known))}")
             if name not in known:
                 raise ValueError(f"{name[:60]!r} is no factor; there are {', '.join(sorted(known))}")
+        if self.on == "server" and "model" not in {*self.matrix, *self.fixed}:
+            raise ValueError("on = 'server' needs a model: [fixed] model = 'dummy', or its path")
         self._known_words()
+        self._known_servers()
+        self._known_lengths()
         twice = set(self.matrix) & set(self.fixed)
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))}: in matrix and in fixed")
@@ -117,18 +149,43 @@ class HuntPlan(_Part):
                     except UsageError as error:
                         raise ValueError(f"arch = {value!r}: {error}") from None
 
+    def _values(self, name: str) -> tuple[Any, ...]:
+        return self.matrix.get(name, (self.fixed[name],) if name in self.fixed else ())
+
+    def _known_servers(self) -> None:
+        kinds: dict[str, type] = {"model": str, "python": str, "guard": bool, "rescue": bool}
+        for name, kind in kinds.items():
+            for value in self._values(name):
+                if not isinstance(value, kind) or value == "":
+                    raise ValueError(f"{name} = {value!r}: {'true or false' if kind is bool else 'a text'} is expected")
+        for value in self._values("tp"):
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 4096:
+                raise ValueError(f"tp = {value!r}: a number from 1 to 4096")
+        for value in self._values("flags"):
+            try:
+                engine_words(value)
+            except UsageError as error:
+                raise ValueError(f"flags = {value!r}: {error}") from None
+
+    def _known_lengths(self) -> None:
+        for value in self._values(LENGTHS):
+            if not isinstance(value, Mapping) or not value or set(value) - {"prompt", "output"}:
+                raise ValueError(f"{LENGTHS} = {value!r}: a table of prompt and output, each LOW:HIGH or [low, high]")
+        both = {"prompt", "output"} & {*self.matrix, *self.fixed} if self._values(LENGTHS) else set()
+        if both:
+            raise ValueError(f"{', '.join(sorted(both))}: {LENGTHS} says it already")
+
     def _some_cell_is_possible(self) -> None:
         """A value that is impossible with the first value of every other factor, and with the last, is a mistake in the plan."""
         for name, values in self.matrix.items():
-            if name in CELL_FACTORS:
+            if name in (*CELL_FACTORS, *SERVER_FACTORS):
                 continue
             for value in values:
                 reasons = []
                 for end in (0, -1):
-                    fields = {other: those[end] for other, those in self.matrix.items() if other not in CELL_FACTORS}
-                    fields |= {other: one for other, one in self.fixed.items() if other not in CELL_FACTORS}
+                    fields = {other: those[end] for other, those in self.matrix.items()} | dict(self.fixed)
                     try:
-                        DrainPlan(**{**fields, name: value})
+                        DrainPlan(**plan_fields({**fields, name: value}))
                     except PlanError as error:
                         reasons.append(str(error))
                 if len(reasons) == 2:
@@ -159,12 +216,16 @@ class HuntPlan(_Part):
         """Cell ``number``; its plan may still be impossible (``Cell.drain`` says so)."""
         varied = self.values_of(number)
         everything = {**self.fixed, **varied}
-        fields = {name: value for name, value in everything.items() if name in CELL_FACTORS}
+        fields: dict[str, Any] = {name: value for name, value in everything.items() if name in CELL_FACTORS}
+        server = {name: value for name, value in everything.items() if name in SERVER_FACTORS}
+        if server:
+            server["flags"] = engine_words(server.get("flags", ()))
+            fields |= {"server": server, "kernel": "the server's", "producer": "the server's"}
         if isinstance(fields.get("arch"), str):
             fields["arch"] = parse_arch(fields["arch"])
         if "device" in fields:
             fields["device"] = str(fields["device"])
-        plan = {name: value for name, value in everything.items() if name not in CELL_FACTORS}
+        plan = plan_fields(everything)
         return Cell(name=f"cell {number}", ground=self.on, share=self.share, plan=plan, factors=varied, **fields)
 
     def document(self) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Block:
 
 def windows_of_cell(cell: Cell, chosen: dict[str, Any]) -> tuple[str, ...]:
     """The danger windows that a cell's plan can reach, computed, nothing run. ``chosen``: sessions by kernel, to load each once."""
+    if cell.ground == "server":
+        return _server_windows(cell)
     plan = cell.plan
     key = repr((cell.kernel, cell.arch, cell.device, plan.get("top_k"), plan.get("max_model_len"), plan.get("compress")))
     session = TrialSession(cell)
@@ -51,6 +53,24 @@ def windows_of_cell(cell: Cell, chosen: dict[str, Any]) -> tuple[str, ...]:
         return ()
     chosen[key] = (session._device, session._chosen)
     return tuple(dict.fromkeys(window_keys(cell, prepared, prepared.window).values()))
+
+
+def _server_windows(cell: Cell) -> tuple[str, ...]:
+    """By plan and flags alone: neither interpreter nor card is asked."""
+    from ..serving.drain_windows import drain_windows
+    from ..serving.recipe import DUMMY, DUMMY_PLAN, resolve
+
+    try:
+        plan = cell.drain(0)
+        model = str(cell.server.get("model", ""))
+        own = {name: value for name, value in DUMMY_PLAN.items() if name not in cell.plan} if model == DUMMY else {}
+        words = tuple(str(word) for word in cell.server.get("flags", ()))
+        _, facts, plan = resolve(plan.replace(**own), model, tp=int(cell.server.get("tp") or 1), words=words)
+        windows = drain_windows(plan, facts)
+    except ReproError:
+        return ()
+    first = {step.live_requests: step for step in windows.steps if step.live_requests in windows.counts}
+    return tuple(f"live {live} rows {step.graph_rows} next_n {step.next_n}" for live, step in first.items())
 
 
 class Sampler:

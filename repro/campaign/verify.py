@@ -139,7 +139,11 @@ def run_matrix(
                 if share is not None and share.expired and number:
                     outcome.stopped = "time"
                     break
-                outcome.add(one.trial(seed + number))
+                result = one.trial(seed + number)
+                if number and result.kind == "other" and share is not None and share.expired:
+                    outcome.stopped = "time"  # cut off in the middle: no failure of the row
+                    break
+                outcome.add(result)
                 outcome.seconds = clock.monotonic() - began
                 watch(outcome)
                 if outcome.trials >= least_trials and outcome.test.decided:

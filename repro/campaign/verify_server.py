@@ -8,8 +8,9 @@ A build has one kernel and one producer, so that the consumer's fix is another b
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...clock import SYSTEM, Clock
@@ -79,21 +80,19 @@ def run_verify_server(
     )  # fmt: skip
     rows = server_cells(base, flags.flag_rows)
     folder = common.out
-    lines = _announced(rows, common.seed or 0, session, clock)
+    sessions = {row.cell.name: session(row.cell, folder=_place(folder, row.cell), screen=screen, clock=clock) for row in rows}
+    lines = _announced(rows, common.seed or 0, sessions)
     screen.tell([f"verify drain on server: {len(rows)} rows, a server each; {rates.line()}", *lines])
 
     def watch(outcome: CellOutcome) -> None:
         test = outcome.test
         screen.progress(f"{outcome.row.cell.name}: {outcome.trials} trials, {test.windows} windows, {test.hangs} hangs")
 
-    def make(cell: Cell, **more: Any) -> Any:
-        place = folder / cell.name.replace("/", "_").replace(" ", "-") if folder is not None else None
-        return session(cell, folder=place, screen=screen, **more)
-
     began = clock.monotonic()
     result = run_matrix(
         rows, rates, most_trials=flags.trials, least_trials=min(flags.least, flags.trials), patience=PATIENCE,
-        seed=common.seed or 0, timeout_s=common.timeout, watch=watch, session=make, clock=clock,
+        seed=common.seed or 0, timeout_s=common.timeout, watch=watch, clock=clock,
+        session=lambda cell, **_more: sessions[cell.name],
     )  # fmt: skip
     seconds = clock.monotonic() - began
     screen.end_progress()
@@ -118,11 +117,15 @@ def run_verify_server(
     return STATUS[outcome]
 
 
-def _announced(rows: Sequence[FixCell], seed: int, session: Any, clock: Clock) -> list[str]:
+def _place(folder: Path | None, cell: Cell) -> Path | None:
+    return folder / cell.name.replace("/", "_").replace(" ", "-") if folder is not None else None
+
+
+def _announced(rows: Sequence[FixCell], seed: int, sessions: Mapping[str, Any]) -> list[str]:
     """Every row's choices made before the first server starts, so that what cannot be is said now; where it can wedge."""
     lines: list[str] = []
     for row in rows:
-        job = session(row.cell, clock=clock).prepare(seed)
+        job = sessions[row.cell.name].prepare(seed)
         if not lines:
             lines.append(job.lines[0].partition("): ")[2] or job.lines[0])
         live = sorted({step.live_requests for step in job.prepared.request.steps if step.index in job.settings.window})

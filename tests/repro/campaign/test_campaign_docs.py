@@ -51,12 +51,17 @@ def test_there_are_commands_for_all_four_verbs() -> None:
 
 
 def test_the_plan_is_a_plan(tmp_path: Path) -> None:
-    (text,) = blocks("toml")
+    first, server = blocks("toml")
     path = tmp_path / "nightly.toml"
-    path.write_text(text)
+    path.write_text(first)
     plan = load_hunt_plan(path)
     assert plan.cells == 3 * 2 * 3 * 3 * 5 * 2
     assert plan.budget.minutes == 30
+    path.write_text(server)
+    plan = load_hunt_plan(path)
+    assert (plan.on, plan.cells) == ("server", 3 * 2 * 2 * 2)
+    for number in range(plan.cells):
+        plan.cell(number).drain(1)
 
 
 def test_the_workflow_is_yaml_and_runs_the_hunt() -> None:
