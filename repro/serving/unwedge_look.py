@@ -20,6 +20,7 @@ from ..runread import read_timeline
 from .engine_flags import facts_of, parse_flags
 from .live_build import live_build, read_arguments
 from .records import Rank, ServerTarget
+from .standing import Standing
 from .unwedge_plan import RankFacts, RowStateLaunch, UnwedgePlan, plan_unwedge, startup_seconds
 from .why_look import Look, look
 
@@ -168,6 +169,12 @@ def _facts(rank: Rank, folder: Path | None, agent: AgentRank | None, words: Sequ
         return replace(facts, row_states_why=f"its agent: {error}")
 
 
+def _shown(stand: Standing) -> str:
+    """What shows that it is hung, the length of the stand-still first: two seconds alone are none."""
+    still = () if stand.still_s is None else (f"nothing has moved for at least {stand.still_s:.0f} s ({stand.still_known})",)
+    return "; ".join((*still, *stand.reasons[:2], *stand.device_signals[:2]))
+
+
 def look_and_plan(
     target: ServerTarget,
     *,
@@ -184,7 +191,7 @@ def look_and_plan(
     agents = _of_agents(target, unread)
     facts = tuple(_facts(rank, target.agent_folder, agents.get(rank.pid), words, proc, clock) for rank in target.ranks)
     stand = seen.standing
-    hung = "; ".join((*stand.reasons[:2], *stand.device_signals[:2])) if stand.state == "hung" else ""
+    hung = _shown(stand) if stand.state == "hung" else ""
     healthy = {
         "healthy": "; ".join(stand.reasons[:3]) or "its counters move", "idle": "no request runs or waits",
         "starting": "it is still starting", "ended": "it has ended",
