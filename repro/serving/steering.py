@@ -191,7 +191,7 @@ class WaveSteering:
             if now.running != one.aim.live or live != one.aim.live:
                 one.stood_s = 0.0
                 continue
-            steady = before.running == now.running and not before.waiting and not now.waiting
+            steady = before.running == now.running and before.waiting == now.waiting == 0  # None: not exported, not none
             moved = _grown(before.generation_tokens, now.generation_tokens)
             same = before.finished == now.finished and before.preemptions == now.preemptions
             if now.drafted is not None and moved and (_grown(before.drafted, now.drafted) > 0) != (one.aim.mtp > 0):

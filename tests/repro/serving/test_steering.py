@@ -125,6 +125,7 @@ def test_counters_compute_a_window() -> None:
         counters(1.5, 4, 140.0),
         counters(1.5, 2, 140.0),
         counters(1.5, 3, 140.0, waiting=1),
+        counters(1.5, 3, 140.0, waiting=None),
         counters(1.5, 3, 140.0, finished=6.0),
         counters(1.5, 3, 140.0, preemptions=1.0),
         counters(1.5, 3, 100.0),
