@@ -192,12 +192,21 @@ def _environment_rows(source: ReportSource) -> list[tuple[str, str]]:
     return rows
 
 
+#: What provokes a published case.
+_PROVOKED = {"vllm-51593": "dsv4-repro run drain"}
+
+
 def _command(source: ReportSource) -> str:
     import shlex
 
     command = source.run.get("command") or ()
     if command:
-        return shlex.join(str(word) for word in command)
+        text = shlex.join(str(word) for word in command)
+        if command[1:2] == ["watch"] or command[1:2] == ("watch",):
+            # Watching again provokes nothing.
+            provoked = _PROVOKED.get(source.diagnosis.verdict.signature or "")
+            return f"{provoked}    # the same wait, provoked; this one was seen by: {text}" if provoked else text
+        return text
     return shlex.join(["dsv4-repro", "autopsy", *source.targets])
 
 

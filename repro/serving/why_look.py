@@ -232,7 +232,8 @@ def look(
     # Its modules are loaded while the server is looked at.
     Question("the classifier's modules", _warm, SOURCE_S, clock)
     environment = Question("the engine's environment", lambda: _engine_environment(target, proc), SOURCE_S, clock)
-    arguments = _arguments(target, proc)
+    # The words of a process that is not seen to be a server's are no flags of one: what they leave out says nothing.
+    arguments = () if any(item.what == "the server" for item in target.unread) else _arguments(target, proc)
     builder = next(iter((*(rank.pid for rank in target.ranks), *target.engine_pids)), target.api_pid)
     build = (
         Question("the build", lambda: live_build(builder, arguments, proc=proc), SOURCE_S, clock) if builder is not None else None

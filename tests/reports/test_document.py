@@ -223,3 +223,12 @@ def test_an_inference_names_its_groups_and_is_said_once_for_all_of_them() -> Non
 def test_padded_requests_are_counted_in_words_that_fit(padded: int, words: str) -> None:
     window = Window(live_requests=3, rows=6, graph_rows=8, padded_requests=padded, reached=True)
     assert words in _text(_hang(window=window))
+
+
+@pytest.mark.parametrize("signature", ["vllm-51593", None])
+def test_watching_again_reproduces_nothing(signature: str | None) -> None:
+    hang = _hang()
+    verdict = hang.verdict.model_copy(update={"signature": signature})
+    text = _text(hang.model_copy(update={"verdict": verdict}), {**RUN, "command": ["dsv4-repro", "watch", "--pid", "5"]})
+    assert ("dsv4-repro run drain    # the same wait, provoked" in text) == (signature is not None)
+    assert "dsv4-repro watch --pid 5" in text

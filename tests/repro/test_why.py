@@ -20,8 +20,10 @@ import pytest
 
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.forensics.collect.proc import process_state
+from dsv4_repro.forensics.device_state import Unread
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.schemas import schema_of
+from dsv4_repro.repro.serving.live_build import LiveBuild, live_build
 from dsv4_repro.repro.serving.ranks import find_server
 from dsv4_repro.repro.serving.records import (
     Assessment,
@@ -387,6 +389,23 @@ def test_sources_that_never_answer_cost_their_own_deadline_and_no_more() -> None
     assert time.monotonic() - began < 7.5
     assert seen.standing.state == "unknown"
     assert any("no answer within" in item.why for item in seen.unread)
+
+
+def test_the_words_of_a_process_that_is_no_server_are_not_taken_for_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str, ...]] = []
+
+    def build(pid: int, arguments: tuple[str, ...], **_: Any) -> LiveBuild:
+        found.append(tuple(arguments))
+        return live_build(pid, arguments)
+
+    monkeypatch.setattr("dsv4_repro.repro.serving.why_look.live_build", build)
+    monkeypatch.setattr("dsv4_repro.repro.serving.why_look.read_arguments", lambda *_: ("serve", "m", "--max-num-seqs", "4"))
+    unknown = replace(_target(), unread=(Unread("the server", "not recognised as a vLLM server"),))
+    for target, affected in ((unknown, "not known"), (_target(), "no")):
+        seen = look(target, watch=lambda *_: ([], None), proc=Path("/nonexistent"))
+        assert seen.build is not None
+        assert seen.build.affected == affected
+    assert found == [(), ("serve", "m", "--max-num-seqs", "4")]
 
 
 def test_it_finds_the_server_by_itself_and_asks_where_there_are_several(
