@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..forensics.records import Diagnosis, Window
 from ..forensics.wrong_rows import PUBLISHED
 from ..reports.document import ReportSource
-from ..scenarios.launches import Row
+from ..scenarios.launches import CrossRank, Row
 from ..scenarios.registry import Scenario
 from .drain_run import fixes_of, flat_environment
 from .exits import Expectation, exit_status
@@ -35,7 +35,9 @@ __all__ = ["GpuOptions", "GpuTried", "command_of_row", "gpu_options", "rerun", "
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """How a row is run on a card. ``dump``: a GPU core dump of our own child at the first hang; ``timeout_s``: of the whole row."""
+    """How a row is run on a card. ``dump``: a GPU core dump of our own child at the first hang; ``timeout_s``: of the whole row.
+    ``second``: the other GPU of a row of two ranks (None: the next number).
+    """
 
     ordinal: int = 0
     trials: int = 1
@@ -46,6 +48,7 @@ class GpuOptions:
     unwedge: bool = True
     timeout_s: float | None = None
     step_timeout_s: float = 10.0
+    second: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,13 @@ def run_gpu_row(
     """
     from .device_probe import describe_gpu
 
+    if isinstance(row.what, CrossRank):
+        from .crossrank_gpu import run_crossrank_row
+
+        return run_crossrank_row(
+            entry, row, options, command=command, out=out, expect=expect, tell=tell, progress=progress,
+            describe=describe or describe_gpu, clock=clock,
+        )  # fmt: skip
     what = row_on_gpu(row)
     progress(f"asking the driver about GPU {options.ordinal}")
     device = (describe or describe_gpu)(options.ordinal)
@@ -202,18 +212,24 @@ def run_gpu_row(
 
 
 def gpu_options(device: str | None, **more: Any) -> GpuOptions:
-    """Options from ``--device`` (a number; UsageError otherwise) and the rest."""
-    number = device or "0"
-    if not number.isdecimal():
-        raise UsageError(f"--device {number[:40]}: a GPU number is expected with --on gpu", help_text="nvidia-smi -L")
-    return GpuOptions(ordinal=int(number), **more)
+    """Options from ``--device`` (a number, or two for a row of two ranks; UsageError otherwise) and the rest."""
+    first, comma, second = (device or "0").partition(",")
+    if not first.isdecimal() or (comma and not second.isdecimal()):
+        raise UsageError(f"--device {str(device)[:40]}: a GPU number is expected with --on gpu", help_text="nvidia-smi -L")
+    if comma and int(second) == int(first):
+        raise UsageError(f"--device {str(device)[:40]}: two ranks need two GPUs", help_text="nvidia-smi -L")
+    return GpuOptions(ordinal=int(first), second=int(second) if comma else None, **more)
 
 
 def command_of_row(entry: Scenario, row: Row, options: GpuOptions, kernel: str | None) -> tuple[str, ...]:
     """The argument vector that runs this row again."""
-    words = ["dsv4-repro", "run", entry.name, "--on", "gpu", "--fix", row.name, "--device", str(options.ordinal)]
+    words = ["dsv4-repro", "run", entry.name, "--on", "gpu", "--fix", row.name, "--device", _devices(options)]
     words += ["--trials", str(options.trials), "--seed", str(options.seed)]
     return (*words, *(("--kernel", kernel) if kernel is not None else ()))
+
+
+def _devices(options: GpuOptions) -> str:
+    return str(options.ordinal) if options.second is None else f"{options.ordinal},{options.second}"
 
 
 def rerun(tried: GpuTried) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..kernels.topk_cases import TopKCase
-from .launches import CrossRank, Launch, Row
+from .launches import BOTH, CrossRank, Launch, Row
 from .registry import Fix, Scenario
 
 __all__ = ["SCENARIO"]
@@ -20,7 +20,7 @@ SCENARIO = Scenario(
     signature=None,
     grounds={
         "cpu": "two grids over one memory: rank 1 polls rank 0's word, which rank 0 never publishes",
-        "gpu": "two GPUs (benchmark): own kernels over peer memory, and a torch.distributed all-reduce beside a held rank",
+        "gpu": "two GPUs: own kernels over peer memory (a torch.distributed all-reduce beside a held rank: benchmarks/two_gpus.py)",
     },
     story=(
         "barrier: on rank 0 the top-k waits for ever, as in the drain; the all-reduce behind it on its stream never starts.",
@@ -41,6 +41,8 @@ SCENARIO = Scenario(
             _CROSS,
             "rank 1 polls, rank 0's GPU is idle: its host has not launched anything",
             "peer-behind",
+            grounds=BOTH,
+            also=((_CROSS, None),),
         ),
         Row(
             "held-by-a-barrier",
@@ -49,6 +51,7 @@ SCENARIO = Scenario(
             "rank 0 is held by the top-k's barrier, rank 1 polls: rank 0 is named",
             "peer-left",
             "builtin:unguarded",
+            grounds=BOTH,
         ),
         Row(
             "only-the-spinning-rank-read",
@@ -57,8 +60,16 @@ SCENARIO = Scenario(
             "the same, and only rank 1's GPU was read: a weaker answer, and no rank is blamed",
             None,
             "builtin:unguarded",
+            grounds=BOTH,
         ),
-        Row("guarded", CrossRank(_HELD), "not-hung", "the same lengths, the repaired kernel: both ranks arrive", fixed=True),
+        Row(
+            "guarded",
+            CrossRank(_HELD),
+            "not-hung",
+            "the same lengths, the repaired kernel: both ranks arrive",
+            fixed=True,
+            grounds=BOTH,
+        ),
     ),
     distinguishes=(
         "the polled word is read at system scope, in a communication kernel: somebody outside this GPU writes it",

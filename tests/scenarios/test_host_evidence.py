@@ -112,9 +112,10 @@ def host(name: str) -> Classification:
 def parents(class_: str) -> set[str]:
     """The class and its weaker parents."""
     found = {class_}
-    while class_ != "unknown":
-        class_ = CLASSES[class_][2]
-        found.add(class_)
+    parent: str | None = class_
+    while parent is not None and parent != "unknown":
+        parent = CLASSES[parent][2]
+        found.add(parent or "unknown")
     return found
 
 
