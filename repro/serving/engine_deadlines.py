@@ -149,7 +149,7 @@ def engine_deadline(
     if limits.step_s is None:
         return EngineDeadline("none", None, None, known=limits.step_known, text=f"it will not end itself: {limits.step_from}")
     if waits is False:
-        text = f"no step waits; one that did would be given {limits.step_s:g} s ({limits.step_from})"
+        text = f"no step stands; each is given {limits.step_s:g} s ({limits.step_from})"
         return EngineDeadline("not counting", limits.step_s, None, known=limits.step_known, text=text)
     if not starts:
         text = f"a step is given {limits.step_s:g} s ({limits.step_from}); when this one was sent was not observed"
