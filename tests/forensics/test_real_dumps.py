@@ -98,3 +98,25 @@ def test_the_hung_top_k(dump: tuple[str, dict[str, Any], Path]) -> None:
     assert grid.params is not None
     assert grid.params.hex() == facts["params"]
     assert TopKParams.unpack(grid.params).ctas_per_group == 2
+
+
+def test_a_process_with_two_devices(tmp_path: Path) -> None:
+    """Written by the driver of two H200 (benchmarks/two_gpus.py): device 0's top-k hangs, device 1 polls a word of device 0 over
+    peer memory. The held device is named; the one that waits for it never is."""
+    path = tmp_path / "two-devices.nvcudmp"
+    with lzma.open(CORES / "two-devices.nvcudmp.xz") as source:
+        path.write_bytes(source.read())
+    with open_core(path) as core:
+        assert [tuple(core.state.devices[number]) for number in (0, 1)] == [("NVIDIA H200", 90, 132)] * 2
+        assert {grid.device for grid in core.state.grids if grid.ctas} == {0, 1}
+    for hung in (False, True):
+        found = diagnose_dump(path, hung=hung)
+        assert (found.verdict.class_, found.verdict.cause, found.verdict.signature) == (
+            "gpu-spin-barrier",
+            "peer-left",
+            "vllm-51593",
+        )
+        assert found.verdict.sentence.startswith("device 0: block 12")
+        assert [(wait.device, wait.kernel.rpartition(":")[2], wait.value, wait.target) for wait in found.waits] == [
+            (0, "persistent_topk_kernel", 1, 2), (1, "cross_rank_all_reduce", 0, 1),
+        ]  # fmt: skip
