@@ -148,8 +148,8 @@ def _refuse_a_moving_server(pid: int, clock: Clock) -> None:
     if moves := moving_now(pid, clock=clock):
         raise RefusedError(
             f"process {pid} was not touched: its server moves ({moves})",
-            help_text="A debugger ended a worker that had recovered. Look again: dsv4-repro why "
-            f"{pid}. If another engine of the server moves and this one hangs: dsv4-repro autopsy {pid} --attach --yes",
+            help_text="Attached, a debugger ended a worker that had recovered. If only another engine of the server moves, and "
+            f"this one hangs: dsv4-repro autopsy {pid} --attach --yes\n  Look again: dsv4-repro why {pid}",
         )
 
 

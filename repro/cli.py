@@ -27,7 +27,7 @@ _HELP = """Provoke, catch and explain GPU barrier deadlocks of LLM serving (vLLM
 
 Exit status: 0 fine, 1 not as --expect says, 2 usage, 3 a hang, 4 another failure, 5 inconclusive, 70 our own fault, 130 Ctrl-C.
 
-Start here: dsv4-repro run drain · dsv4-repro autopsy FILE · dsv4-repro doctor
+Start here: dsv4-repro run drain. A server is wedged: dsv4-repro why. Evidence is at hand: dsv4-repro autopsy FILE
 """
 
 
