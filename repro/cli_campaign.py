@@ -54,6 +54,9 @@ def _verify(app: typer.Typer) -> None:
         python: Annotated[str | None, typer.Option("--python", help="With --on server: the interpreter that has vLLM.")] = None,
         tp: Annotated[int | None, typer.Option("--tp", help="With --on server: tensor-parallel size.", min=1)] = None,
         flag_row: Annotated[list[str] | None, typer.Option("--flag-row", help=_FLAG_ROW)] = None,
+        row: Annotated[
+            list[str] | None, typer.Option("--row", help="With --on server: only this row, beside neither. May be repeated.")
+        ] = None,
         engine: Annotated[
             list[str] | None,
             typer.Argument(metavar="[-- ENGINE FLAGS]", help="After --: flags of vllm serve, of all rows.", show_default=False),
@@ -72,7 +75,7 @@ def _verify(app: typer.Typer) -> None:
         least = min_trials if min_trials is not None else 1 if on == "server" else 20
         asked = VerifyFlags(
             on, unfixed, fixed, tuple(kernel or ()), arch, device, schedule, alpha, beta, hazard, trials, least, ablate, share,
-            model, python, tp, tuple(engine or ()), tuple(flag_row or ()),
+            model, python, tp, tuple(engine or ()), tuple(flag_row or ()), tuple(row or ()),
         )  # fmt: skip
         return run_verify(scenario, common, plan, asked)
 

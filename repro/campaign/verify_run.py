@@ -57,6 +57,7 @@ class VerifyFlags:
     tp: int | None = None
     engine: tuple[str, ...] = ()
     flag_rows: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
 
 def plan_changes(flags: PlanFlags, seed: int | None) -> dict[str, Any]:
@@ -92,8 +93,8 @@ def run_verify(name: str, common: Common, plan_flags: PlanFlags, flags: VerifyFl
         from .verify_server import run_verify_server
 
         return run_verify_server(common, plan_flags, flags, clock=clock)
-    if flags.model or flags.python or flags.tp or flags.engine or flags.flag_rows:
-        raise UsageError("--model, --python, --tp, --flag-row and engine flags are of --on server", help_text=_SERVER)
+    if flags.model or flags.python or flags.tp or flags.engine or flags.flag_rows or flags.rows:
+        raise UsageError("--model, --python, --tp, --row, --flag-row and engine flags are of --on server", help_text=_SERVER)
     rates = Rates(flags.alpha, flags.beta, flags.hazard, FALSE_VERDICTS[ground])
     if flags.least > flags.trials:
         raise UsageError(f"--min-trials {flags.least} is more than --trials {flags.trials}")

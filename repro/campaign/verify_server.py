@@ -78,7 +78,7 @@ def run_verify_server(
         name="", ground="server", kernel="the server's", producer="the server's", plan=plan_changes(plan_flags, common.seed),
         server={name: value for name, value in server.items() if value},
     )  # fmt: skip
-    rows = server_cells(base, flags.flag_rows)
+    rows = _chosen(server_cells(base, flags.flag_rows), flags.rows)
     folder = common.out
     sessions = {row.cell.name: session(row.cell, folder=_place(folder, row.cell), screen=screen, clock=clock) for row in rows}
     lines = _announced(rows, common.seed or 0, sessions)
@@ -115,6 +115,15 @@ def run_verify_server(
     screen.tell([*said, *notes])
     screen.document(document)
     return STATUS[outcome]
+
+
+def _chosen(rows: Sequence[FixCell], wanted: Sequence[str]) -> list[FixCell]:
+    """``neither`` and the wanted rows; all without any. UsageError for a row that there is not."""
+    names = [row.cell.name for row in rows]
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise UsageError(f"--row {unknown[0][:60]!r}: there are {', '.join(names)}")
+    return [row for row in rows if not wanted or row.cell.name in (rows[0].cell.name, *wanted)]
 
 
 def _place(folder: Path | None, cell: Cell) -> Path | None:
@@ -194,7 +203,7 @@ def _open(row: CellOutcome) -> str:
 
 
 def _outcome(result: MatrixResult) -> str:
-    neither, guard = result.rows[0], result.rows[1]
-    if guard.word == "HANGS":
+    neither, guard = result.rows[0], result.row("producer only")
+    if guard is not None and guard.word == "HANGS":
         return "hang"
-    return "clean" if neither.word == "HANGS" and guard.word == "CLEAN" else "inconclusive"
+    return "clean" if neither.word == "HANGS" and guard is not None and guard.word == "CLEAN" else "inconclusive"

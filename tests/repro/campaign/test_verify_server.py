@@ -20,7 +20,7 @@ from dsv4_repro.repro.campaign.cells import Cell, TrialResult
 from dsv4_repro.repro.campaign.sequential import Rates
 from dsv4_repro.repro.campaign.server_session import ServerSession, server_job_of
 from dsv4_repro.repro.campaign.verify import MatrixResult, run_matrix
-from dsv4_repro.repro.campaign.verify_server import PATIENCE, server_cells, server_lines, server_table
+from dsv4_repro.repro.campaign.verify_server import PATIENCE, _chosen, server_cells, server_lines, server_table
 from dsv4_repro.repro.leftovers import RUN_VARIABLE
 from dsv4_repro.repro.schemas import schema_of
 
@@ -71,6 +71,14 @@ def test_the_rows_are_launches_of_one_build() -> None:
     for wrong in ("", "eager", "--x '"):
         with pytest.raises(UsageError, match="--flag-row"):
             server_cells(BASE, [wrong])
+
+
+def test_rows_can_be_chosen() -> None:
+    rows = server_cells(BASE)
+    assert [row.cell.name for row in _chosen(rows, [])] == ["neither", "producer only", "no MTP", "--enforce-eager"]
+    assert [row.cell.name for row in _chosen(rows, ["no MTP"])] == ["neither", "no MTP"]
+    with pytest.raises(UsageError, match="there are neither, producer only"):
+        _chosen(rows, ["both"])
 
 
 def test_what_the_rows_say_together() -> None:
