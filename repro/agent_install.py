@@ -58,7 +58,7 @@ class Installed:
             f"  {prefix}DSV4_REPRO_AGENT=1 vllm serve …    flight recorder, row states on request",
             f"  {prefix}DSV4_REPRO_GUARD=1 vllm serve …    and the producer's clamp, where the build lacks it",
             f"  {prefix}DSV4_REPRO_RESCUE=1 vllm serve …   and release of the known wait from inside",
-            "Through Ray set the same names with VLLM_ in front. Not yet run against a live server: try it on one that may fail.",
+            "Through Ray set the same names with VLLM_ in front. Run on vLLM 0.23.0 with H200 cards only: docs/agent.md.",
         ]
 
 
