@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from .verdicts import AuditReport, BuildAudit, ConsumerFinding
@@ -50,8 +51,35 @@ def report_lines(report: AuditReport, recipe_lines: Sequence[str], *, details: b
     lines += _aligned([HEADER, *summary_rows(report)])
     for build in report.builds if details else ():
         lines += ["", *_build_lines(build)]
-    lines += ["", f"{report.outcome}, {report.seconds:.1f} s"]
+    lines += ["", *_last_lines(report)]
     return lines
+
+
+def _last_lines(report: AuditReport) -> list[str]:
+    """The verdict, what it rests on, and the command that shows it."""
+    bad = [build for build in report.builds if build.kernel_word == "VULNERABLE"]
+    lines = [f"{report.outcome.upper()}, {report.seconds:.1f} s"]
+    for build in bad[:8]:
+        wedged = sorted({count for answer in build.recipe if answer.word == "VULNERABLE" for count in answer.wedges_at})
+        recipe = f"this recipe wedges at {_numbers(wedged)} live requests" if wedged else "this recipe is not shown to wedge"
+        lines.append(f"{build.target}: a negative length wedges its kernel; {recipe}")
+    lines += [f"and {len(bad) - 8} more"] if len(bad) > 8 else []
+    shown = [build.target for build in bad if _runs_here(build)]
+    if shown:
+        lines.append(f"next: dsv4-repro run drain --kernel {shlex.quote(shown[-1])}    # the hang itself, on a GPU or interpreted")
+    elif bad and bad[0].recipe_word != "VULNERABLE":
+        lines.append(
+            f"next: dsv4-repro audit {shlex.quote(bad[0].target)} --recipe 'vllm serve …'    # with the flags that you serve with"
+        )
+    elif bad and bad[0].target.isdigit():
+        lines.append(f"next: dsv4-repro why {bad[0].target}    # what the server is doing")
+    return lines
+
+
+def _runs_here(build: BuildAudit) -> bool:
+    """Whether ``run drain --kernel`` shows it: a recipe that wedges where code is interpreted, and no process and no URL."""
+    wedges = any(item.word == "VULNERABLE" and item.arch == "sm_120" for item in build.recipe)
+    return wedges and not build.target.isdigit() and "://" not in build.target
 
 
 def _build_lines(build: BuildAudit) -> list[str]:

@@ -108,6 +108,20 @@ def test_kernel_and_recipe_are_two_columns_and_unknown_builds_are_called_so() ->
     assert all(isinstance(line, str) and "\n" not in line for line in lines)
 
 
+@pytest.mark.parametrize(("target", "following"), [
+    ("vllm==0.27.1", "dsv4-repro run drain --kernel vllm==0.27.1"), ("a b.whl", "dsv4-repro run drain --kernel 'a b.whl'"),
+    ("4711", "dsv4-repro why 4711"), ("https://x/a.whl", ""),
+])  # fmt: skip
+def test_the_last_lines_are_verdict_what_it_rests_on_and_next_command(target: str, following: str) -> None:
+    report = assemble([build(target, recipe="VULNERABLE")], Recipe(), 1.0)
+    lines = report_lines(report, [], details=False)
+    last = lines[lines.index("VULNERABLE, 1.0 s") :]
+    assert last[1].startswith(f"{target}: a negative length wedges its kernel; this recipe ")
+    assert [line.removeprefix("next: ").split("    #")[0] for line in last[2:]] == ([following] if following else [])
+    assert "--recipe" in report_lines(assemble([build(target)], Recipe(), 1.0), [], details=False)[-1]
+    assert report_lines(assemble([build("c", "PROVED")], Recipe(), 1.0), [], details=False)[-1].endswith(", 1.0 s")
+
+
 def test_junit_is_well_formed_whatever_the_texts_hold() -> None:
     root = ElementTree.fromstring(junit_xml(assemble([build(), build("c", "CANNOT TELL")], Recipe(), 1.0)))
     suites = root.findall("testsuite")
