@@ -103,6 +103,11 @@ class RecordedStep:
     event_dropped: bool
 
     @property
+    def watched(self) -> bool:
+        """Its end would be seen: an event stands behind it, or somebody waits for its output."""
+        return self.record_ns is not None or self.wait_ns is not None
+
+    @property
     def finished(self) -> bool:
         """The step was seen to have ended on the device."""
         return self.complete_ns is not None or self.output_ns is not None
@@ -123,10 +128,13 @@ class RingContents:
 
     @property
     def unfinished(self) -> tuple[RecordedStep, ...]:
-        """Launched and not seen to end, by number. A step is not unfinished because a later one is: work on a stream ends in order,
-        so those before the last finished one count as finished."""
+        """Launched and not seen to end although its end would be seen, by number.
+
+        A step is not unfinished because a later one is: work on a stream ends in order, so those before the last finished one count
+        as finished. Nor is one without an event whose output nobody waits for: it may have ended long ago.
+        """
         last = max((step.number for step in self.steps if step.finished), default=0)
-        return tuple(step for step in self.steps if step.launch_ns is not None and step.number > last)
+        return tuple(step for step in self.steps if step.launch_ns is not None and step.watched and step.number > last)
 
     @property
     def heard_ns(self) -> int:

@@ -128,9 +128,7 @@ class RingReader:
 
     def _progress(self, pid: int, contents: RingContents, now: float) -> RankProgress:
         header = contents.header
-        # Without an event and with nobody who waits for the output, a step's end is not seen: it may have ended long ago.
-        watched = [step for step in contents.unfinished if step.record_ns is not None or step.wait_ns is not None]
-        oldest = watched[0] if watched else None
+        oldest = contents.unfinished[0] if contents.unfinished else None
         newest = contents.steps[-1] if contents.steps else None
         launching = newest is not None and newest.number == header.begun and newest.launch_ns is None
         healthy = self._healthy.get((pid, oldest.graph_mode)) if oldest is not None else None
@@ -141,7 +139,7 @@ class RingReader:
             rank=known.rank if known is not None and known.rank is not None else (header.rank if header.rank >= 0 else None),
             begun=header.begun,
             last_end_age_s=_age(now, contents.last_progress_ns),
-            unfinished=tuple(step.number for step in watched),
+            unfinished=tuple(step.number for step in contents.unfinished),
             unfinished_age_s=_age(now, _began(oldest, contents)) if oldest is not None else None,
             requests=oldest.requests if oldest is not None else None,
             padded_requests=oldest.padded_requests if oldest is not None else None,

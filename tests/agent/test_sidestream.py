@@ -142,10 +142,14 @@ class Rig:
         self.hooks = hooks
         self.folder = folder
         self.event = 0
-        self.recorder._record_event = lambda step: SimpleNamespace(cuda_event=self.event)
+        self.recorder._record_event = self.record_event
 
     def start(self) -> None:
         self.agent.start()
+
+    def record_event(self, step: Any) -> Any:
+        step.record_ns = time.monotonic_ns()
+        return SimpleNamespace(cuda_event=self.event)
 
     def ring(self, runner: Any) -> Ring:
         return Ring(self.folder, slots=16, rank=0, device=0, vllm="0.23.0", agent="0.1.0")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dsv4_repro.errors import EvidenceError
 from dsv4_repro.repro import recorder
 from dsv4_repro.repro.recorder import read_ring
+from dsv4_repro.repro.serving.recorded_ranks import recorded_ranks
 
 AGENT = Path(__file__).resolve().parents[2] / "repro" / "agent" / "src"
 
@@ -114,12 +115,29 @@ def test_what_ended_in_order_is_not_unfinished(writer: Any, tmp_path: Path) -> N
     ring = make(writer, tmp_path)
     for number in range(1, 6):
         step = ring.begin(1)
-        step.launch_ns = number
+        step.launch_ns = step.record_ns = number
         step.complete_ns = 9 if number == 3 else 0
         ring.write(step)
     contents = read_ring(ring.path)
     assert [step.number for step in contents.unfinished] == [4, 5]
     assert contents.last_progress_ns == 9
+
+
+@pytest.mark.parametrize(("seen_by", "unfinished"), [("record_ns", [1, 2, 3]), ("wait_ns", [1, 2, 3]), (None, [])])
+def test_a_step_whose_end_nobody_would_see_is_not_called_unfinished(
+    writer: Any, tmp_path: Path, seen_by: str | None, unfinished: list[int]
+) -> None:
+    """No event (no driver) and an output that nobody waits for: a healthy server's ring looks like this, too."""
+    ring = make(writer, tmp_path)
+    for number in range(1, 4):
+        step = ring.begin(1)
+        step.launch_ns = number
+        if seen_by is not None:
+            setattr(step, seen_by, number)
+        ring.write(step)
+    assert [step.number for step in read_ring(ring.path).unfinished] == unfinished
+    (rank,) = recorded_ranks(tmp_path)
+    assert (rank.unfinished_age_s is not None) is bool(unfinished)
 
 
 def test_it_is_readable_while_it_is_written(writer: Any, tmp_path: Path) -> None:
