@@ -131,16 +131,20 @@ def safely(collector: Collector, clock: Clock) -> Collected:
 
 
 def together(jobs: Sequence[Callable[[], T]], *, seconds: float, width: int = 16) -> list[T | None]:
-    """Run jobs side by side in daemon threads, ``width`` at a time; None for one that has not answered after ``seconds``.
+    """Run jobs side by side in daemon threads, ``width`` at a time; None for one that has not answered after ``seconds``. None is
+    begun after that: it would touch a process when the capture is over.
 
     A job's own exception is a fault of ours and is raised here.
     """
+    deadline = Deadline(seconds)
     answers: list[T | None] = [None] * len(jobs)
     errors: list[BaseException] = []
     gate = threading.BoundedSemaphore(width)
 
     def run(index: int) -> None:
         with gate:
+            if deadline.expired:
+                return
             try:
                 answers[index] = jobs[index]()
             except BaseException as error:  # handed to the thread that waits
@@ -151,7 +155,6 @@ def together(jobs: Sequence[Callable[[], T]], *, seconds: float, width: int = 16
     ]
     for thread in threads:
         thread.start()
-    deadline = Deadline(seconds)
     for thread in threads:
         thread.join(deadline.remaining())
     if errors:
