@@ -47,7 +47,8 @@ def read_stat(pid: int, root: Path = Path("/proc")) -> ProcessStat | None:
 
 
 def world_size(pid: int, root: Path = Path("/proc")) -> int:
-    """Ranks that a server's own command line asks for (tensor times pipeline parallel; 1 if it does not say). 0: not readable."""
+    """Ranks that a server's own command line asks for (tensor times pipeline times data parallel; 1 if it does not say). 0: not
+    readable. Ranks of data parallelism wait for each other too, where they share experts."""
     try:
         fd = os.open(f"{root}/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -57,7 +58,7 @@ def world_size(pid: int, root: Path = Path("/proc")) -> int:
     except OSError:
         return 0
     size = 1
-    for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+    for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")):
         for index, word in enumerate(words):
             name, _, value = word.partition("=")
             text = value or (words[index + 1] if index + 1 < len(words) else "")

@@ -320,28 +320,25 @@ def test_a_release_that_is_asked_for_has_the_conditions_of_the_rescue(
 def test_a_request_to_read_never_releases_although_one_to_release_comes_in_between(rig: Callable[..., Rig]) -> None:
     one = rig(rescue=False)
 
-    class Racing(Agent):
+    def asked(self: Any) -> Any:
         """Between two looks at what is asked, the other thread takes in a request to release."""
+        found, self.reads = self.waiting, self.reads + 1
+        if self.reads == 1:
+            (one.folder / f"ask-{self.name}.json").write_text(json.dumps({"id": "two", "kind": "release"}))
+            self._files(0.0)
+        return found
 
-        waiting: tuple[str, bool] | None = None
-        reads = 0
+    def ask(self: Any, value: Any) -> None:
+        self.waiting = value
 
-        @property
-        def _ask(self) -> tuple[str, bool] | None:  # type: ignore[override]
-            found, self.reads = self.waiting, self.reads + 1
-            if self.reads == 1:
-                (one.folder / f"ask-{self.name}.json").write_text(json.dumps({"id": "two", "kind": "release"}))
-                self._files(0.0)
-            return found
-
-        @_ask.setter
-        def _ask(self, value: tuple[str, bool] | None) -> None:
-            self.waiting = value
-
-    agent = Racing(one.agent.settings, one.said, one.recorder, one.guard, one.hooks, vllm="0.23.0")
+    racing: Any = type("Racing", (Agent,), {"waiting": None, "reads": 0, "_ask": property(asked, ask)})
+    agent = racing(one.agent.settings, one.said, one.recorder, one.guard, one.hooks, vllm="0.23.0")
     done: list[str] = []
-    agent.row_states = lambda stream: done.append("read") or {}  # type: ignore[assignment,func-returns-value,method-assign]
-    agent.release = lambda stream: done.append("release") or {}  # type: ignore[assignment,func-returns-value,method-assign]
+
+    def does(what: str) -> Any:
+        return lambda _stream: done.append(what) or {}  # type: ignore[func-returns-value]
+
+    agent.row_states, agent.release = does("read"), does("release")
     agent.waiting = ("one", False)
     stream: Any = None
     agent._work(stream)

@@ -181,6 +181,7 @@ def test_a_compiler_below_a_worker_is_found_and_one_elsewhere_is_not(tmp_path: P
     ("words", "size"),
     [
         (["vllm", "serve", "m"], 1), (["vllm", "serve", "--tensor-parallel-size", "4"], 4), (["x", "-tp=2", "-pp", "3"], 6),
+        (["x", "-tp", "2", "--data-parallel-size", "8"], 16), (["x", "-dp=2"], 2),
         (["x", "--tensor_parallel_size=8"], 8), (["x", "-tp"], 1), (["x", "-tp", "x"], 1), (["x", "-tp", "99999999999"], 1),
     ],
 )  # fmt: skip
