@@ -176,7 +176,20 @@ def on_stop(_event: Any) -> None:
     """The process has stopped, by the interrupt or by a signal of its own; the work is done outside of this handler."""
     if state["phase"] in ("running", "interrupting"):
         state["phase"] = "stopped"
-        gdb.post_event(at_stop)
+        gdb.post_event(safely(at_stop))
+
+
+def safely(work: Any) -> Any:
+    """``work``, after whose failure, whatever it is, the process is let go: it must not stay frozen under a debugger that waits."""
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            tell("failed", command=work.__name__, why=f"{type(error).__name__}: {error}"[:200])
+            finish(f"a fault of the release itself: {type(error).__name__}")
+
+    return run
 
 
 def at_stop() -> None:
@@ -198,7 +211,7 @@ def next_or_end() -> None:
     elif now - float(state.get("wrote_at", -1e9)) >= float(state["go"].get("patience_s", 0.0)):
         finish(state["why"])
         return
-    gdb.post_event(go_on)
+    gdb.post_event(safely(go_on))
 
 
 def interrupt() -> None:
@@ -219,7 +232,7 @@ def keep_time() -> None:
             now = time.monotonic()
             if state["phase"] == "running" and now >= state["until"]:
                 state["phase"], state["asked_at"] = "interrupting", now
-                gdb.post_event(interrupt)
+                gdb.post_event(safely(interrupt))
             elif state["phase"] == "interrupting" and now - state["asked_at"] > STOP_S:
                 state["phase"] = "lost"
                 tell("lost", why=f"no stop within {STOP_S:g} s of the interrupt; the process runs under the debugger")
@@ -232,15 +245,28 @@ def keep_time() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def checked(document: dict[str, Any]) -> dict[str, Any]:
+    """What the starter permits, whole and in range; ValueError, KeyError or TypeError otherwise: then nothing is permitted."""
+    numbers = {name: document[name] for name in ("expected", "value", "most", "group_size")}
+    addresses = document["addresses"]
+    if any(type(one) is not int for one in (*numbers.values(), *addresses)):
+        raise TypeError("a number of the permission is none")
+    if not (isinstance(document["kernel"], str) and document["kernel"]) or numbers["group_size"] < 2 or not addresses:
+        raise ValueError("the permission names no kernel, no address or no group")
+    times = {name: float(document.get(name, default)) for name, default in (("pause_s", 0.2), ("patience_s", 0.0))}
+    if not all(0.0 <= one <= 60.0 for one in times.values()):
+        raise ValueError("a time of the permission is out of range")
+    return {**document, **times, "addresses": set(addresses)}
+
+
 def permission() -> dict[str, Any] | None:
     """What may be written, from the starter; None: it says no, or nothing in time. The process is frozen meanwhile."""
     end = min(time.monotonic() + GO_S, END)
     while time.monotonic() < end and not stopped_by("stop"):
         if stopped_by("go"):
             try:
-                document = json.loads((FOLDER / "go").read_text(encoding="utf-8"))
-                return {**document, "addresses": {int(one) for one in document["addresses"]}}
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                return checked(json.loads((FOLDER / "go").read_text(encoding="utf-8")))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 tell("failed", command="go", why=str(error)[:200])
                 return None
         time.sleep(0.01)
@@ -267,4 +293,4 @@ def begin() -> None:
     next_or_end()
 
 
-begin()
+safely(begin)()

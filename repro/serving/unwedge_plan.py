@@ -109,11 +109,11 @@ def _fits(wait: Wait, diagnosis: Diagnosis) -> str:
     own = [group for group in diagnosis.ledger if group.group == wait.group]
     if len(own) != 1 or wait.block[0] not in own[0].spinning:
         return f"block {wait.block[0]} is not shown to wait in group {wait.group}"
-    # The counter's target is the size of the group: the leader waits alone, and every other block of it has left.
-    if set(own[0].spinning) != {wait.block[0]} or len(set(own[0].exited)) + 1 != wait.target:
-        return f"group {wait.group} is not shown to be this leader and {wait.target - 1} that left"
     if not own[0].exited or own[0].running or own[0].never_started or own[0].unknown:
         return f"the peer of group {wait.group} is not shown to have left"
+    # The counter's target is the size of the group: the leader waits alone, and every other block of it has left.
+    if set(own[0].spinning) != {wait.block[0]} or len(set(own[0].exited)) + 1 != wait.target:
+        return f"group {wait.group} is not shown to be this leader, alone, and one that left"
     return ""
 
 
