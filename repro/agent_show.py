@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import EvidenceError
-from ..forensics.evidence.opening import at_once
+from .agent_document import read_document
 from .recorder import RecordedStep, RingContents, read_ring
 
 __all__ = ["AgentDocument", "AgentRank", "agent_lines", "default_folder", "read_agents", "read_document"]
 
-MAX_STATUS = 1 << 20
 MAX_FILES = 4096
 #: Pid and start in a file's name.
 _KEY = re.compile(r"[0-9]+-[0-9]+")
@@ -63,23 +60,6 @@ def default_folder() -> Path:
     import tempfile
 
     return Path(os.environ.get("DSV4_REPRO_AGENT_DIR") or f"{tempfile.gettempdir()}/dsv4-repro-agent-{os.getuid()}")
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """A JSON object that an agent wrote, at most 1 MiB. Raises EvidenceError."""
-    try:
-        with open(path, "rb", opener=at_once) as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise EvidenceError("is not a regular file", path=str(path))
-            raw = stream.read(MAX_STATUS + 1)
-        document = json.loads(raw) if len(raw) <= MAX_STATUS else None
-    except OSError as error:
-        raise EvidenceError(f"cannot be read: {error.strerror or error}", path=str(path)) from None
-    except (ValueError, RecursionError):
-        raise EvidenceError("is not JSON", path=str(path)) from None
-    if not isinstance(document, dict):
-        raise EvidenceError("is no document of an agent", path=str(path))
-    return document
 
 
 def _alive(pid: int, start: int) -> bool | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,27 +14,28 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import ReproError, UnavailableError, UsageError
+from ..errors import RunStoreError, UnavailableError, UsageError
 from ..forensics.collect.process_table import start_ticks
-from ..forensics.records import Diagnosis, Evidence
+from ..reports import paths
 from .console import Screen, printable
 from .serving.exporter import Exporter, parse_listen
 from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook, redacted, send_webhook
+from .serving.hang_document import HangVerdict
+from .serving.hang_process import HangKept, capture_in_process
 from .serving.records import ServerTarget
 from .serving.run_retention import prune_runs
 from .serving.watch_loop import Hang, ObserverLike, WatchLoop
 
 if TYPE_CHECKING:
     from .options import Common
-    from .runstore import RunStore
-    from .serving.hang_run import Keep
 
 __all__ = ["WatchFlags", "run_watch"]
 
 ONCE_S = 60.0
 #: ``--once``: healthy for so long is decided, seconds.
 SETTLED_S = 3.0
-CAPTURE_S = 40.0
+#: A diagnosis is read back for ``--json`` up to this size, bytes.
+_MOST_DIAGNOSIS = 16 << 20
 _STATUS = {"hung": 3, "healthy": 0, "crashed": 4, "exited": 4}
 
 
@@ -68,8 +69,7 @@ class _Finder:
         self.why = ""
 
     def __call__(self) -> ServerTarget | None:
-        from .serving.ranks import find_server
-        from .why_verb import with_log
+        from .serving.ranks import find_server, with_log
 
         names: list[int | str | None] = [self._url] if self._url is not None else []
         # A pid that was given to another process since is not the server.
@@ -132,83 +132,54 @@ def _observe(target: ServerTarget, emit: Callable[..., None], clock: Clock) -> O
     return Observer(target, emit=emit, clock=clock)
 
 
-def _capture(clock: Clock, say: Callable[..., None]) -> Keep:
-    """Evidence and verdict by the server ground's own code. Without --attach nothing that needs ptrace."""
-
-    def keep(hang: Hang, store: RunStore, attach: bool) -> Diagnosis | None:
-        from .serving.server_capture import capture_server
-        from .serving.server_verdict import diagnose_server
-
-        left: list[subprocess.Popen[bytes]] = []
-        captures = capture_server(
-            hang.target, store.evidence_folder, store.emit, snapshot=hang.snapshot, budget_s=CAPTURE_S, attach=attach,
-            allow_dump=False, stacks=attach, moved=hang.moved, left=left, clock=clock,
-        )  # fmt: skip
-        for debugger in left:
-            # Ending a debugger that is attached can end the server; that is the operator's to decide.
-            why = f"cuda-gdb (pid {debugger.pid}) did not come back and is left alone, attached"
-            store.emit("capture", what="debugger left", pid=debugger.pid)
-            say(f"{why}; ending it can end the server", style="bad")
-        for capture in captures:
-            for artefact in capture.artefacts:
-                store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
-        evidence = tuple(
-            Evidence(id=item.id, kind=item.kind, path=item.path, sha256=item.sha256, origin=item.origin, when=item.when)
-            for item in store.evidence
-        )
-        return diagnose_server(
-            captures, hang.snapshot, hang.assessment, store.evidence_folder, target=hang.target, evidence=evidence
-        )
-
-    return keep
-
-
 class _Actions:
     """What follows a hang: run directory, command, message. One command at a time; a newer hang's waits for nothing."""
 
-    def __init__(self, flags: WatchFlags, root: Path, screen: Screen, keep: Keep, clock: Clock) -> None:
-        self._flags, self._root, self._screen, self._keep, self._clock = flags, root, screen, keep, clock
+    def __init__(
+        self, flags: WatchFlags, root: Path, screen: Screen, clock: Clock, capture: Callable[..., HangKept] = capture_in_process
+    ) -> None:
+        self._flags, self._root, self._screen, self._clock, self._capture = flags, root, screen, clock, capture
         self._command: HangCommand | None = None
         self._told: HangCommand | None = None
         self._messages: list[threading.Thread] = []
         self._stop = threading.Event()
-        self.last: tuple[Path, Diagnosis] | None = None
+        #: Whether the watch was asked to end: a capture is then ended too.
+        self.asked: Callable[[], bool] = lambda: False
+        self.last: HangKept | None = None
 
     def __call__(self, hang: Hang) -> str:
-        from .serving.hang_run import diagnosis_of_samples, keep_hang
-
-        words = ["dsv4-repro", "watch"]
-        try:
-            store, diagnosis = keep_hang(hang, self._root, self._keep, attach=self._flags.attach, command=words, clock=self._clock)
-        except ReproError:
-            # Nobody is to sleep on because a disk is full: command and message go out with what the watchdog itself knows.
-            known = diagnosis_of_samples(hang, clock=self._clock)
-            self._start_command(hang, None, known)
-            self._start_message(hang, known)
-            raise
-        self.last = (store.path, diagnosis)
-        verdict = diagnosis.verdict
+        kept = self._capture(
+            hang, self._root, attach=self._flags.attach, stop=self.asked, say=self._screen.say, clock=self._clock
+        )  # fmt: skip
+        self.last = kept
+        if kept.stopped:
+            self._screen.say(f"HUNG; {kept.lost}", style="bad")
+            return str(kept.run or "")
+        verdict = kept.verdict
         name = f"{verdict.class_}{' / ' + verdict.cause if verdict.cause else ''}"
-        self._screen.say(f"HUNG: {name}, {verdict.confidence} confidence", style="bad")
+        self._screen.say(printable(f"HUNG: {name}, {verdict.confidence} confidence"), style="bad")
         if verdict.sentence:
             self._screen.say(printable(verdict.sentence))
-        self._screen.say(f"kept in {store.path}; next: dsv4-repro why {hang.target.api_pid or hang.target.base_url}")
-        self._start_command(hang, store.path, diagnosis)
-        self._start_message(hang, diagnosis)
+        if not kept.lost:
+            self._screen.say(f"kept in {kept.run}; next: dsv4-repro why {hang.target.api_pid or hang.target.base_url}")
+        # Nobody is to sleep on because a disk is full: command and message go out with what is known.
+        self._start_command(hang, kept.run, verdict)
+        self._start_message(hang, verdict)
         for path in prune_runs(self._root / "watch", keep=self._flags.keep, max_bytes=self._flags.max_mb << 20):
             self._screen.say(f"removed {path} (--keep {self._flags.keep}, --max-mb {self._flags.max_mb})")
-        return str(store.path)
+        if kept.lost:
+            raise RunStoreError(printable(kept.lost), help_text=printable(kept.help_text))
+        return str(kept.run)
 
-    def _start_command(self, hang: Hang, run: Path | None, diagnosis: Diagnosis) -> None:
+    def _start_command(self, hang: Hang, run: Path | None, verdict: HangVerdict) -> None:
         if self._flags.on_hang is None:
             return
         if self._command is not None and self._command.running:
             self._screen.say("--on-hang of the hang before still runs: it is ended", style="note")
             self._command.stop()
-        verdict = diagnosis.verdict
         environment = {
             "DSV4_REPRO_RUN": str(run or ""),
-            "DSV4_REPRO_OUTCOME": diagnosis.outcome,
+            "DSV4_REPRO_OUTCOME": verdict.outcome,
             "DSV4_REPRO_CLASS": verdict.class_,
             "DSV4_REPRO_CAUSE": verdict.cause or "",
             "DSV4_REPRO_CONFIDENCE": verdict.confidence,
@@ -222,13 +193,12 @@ class _Actions:
         limit = self._flags.on_hang_timeout_s
         self._command = HangCommand(self._flags.on_hang, environment, output, timeout_s=limit, clock=self._clock)
 
-    def _start_message(self, hang: Hang, diagnosis: Diagnosis) -> None:
+    def _start_message(self, hang: Hang, verdict: HangVerdict) -> None:
         if self._flags.webhook is None:
             return
-        verdict = diagnosis.verdict
         document = redacted(
             {
-                "schema": WEBHOOK_SCHEMA, "event": "hang", "when": utc_stamp(self._clock), "outcome": diagnosis.outcome,
+                "schema": WEBHOOK_SCHEMA, "event": "hang", "when": utc_stamp(self._clock), "outcome": verdict.outcome,
                 "class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence, "signature": verdict.signature,
                 "sentence": verdict.sentence, "live_requests": hang.assessment.live_requests, "hang_number": hang.number,
                 "still_s": round(hang.assessment.at - hang.assessment.since, 1),
@@ -280,7 +250,7 @@ def _terminable() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM, keep: Keep | None = None) -> int:
+def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> int:
     """The verb. With ``--once``: 3 a hang, 0 fine, 4 it has ended, 5 not decided. Else until SIGTERM (0) or Ctrl-C (130)."""
     if flags.log is not None and not os.path.isfile(flags.log):
         raise UsageError(f"--log {str(flags.log)[:200]}: there is no such file")
@@ -292,11 +262,12 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM, keep:
         screen.note(printable(note))
     root = common.out if common.out is not None else Path("runs")
     finder = _Finder(flags.pid, flags.url, flags.log, clock)
-    actions = _Actions(flags, root, screen, keep or _capture(clock, screen.say), clock)
+    actions = _Actions(flags, root, screen, clock)
     loop = WatchLoop(finder, lambda target, emit: _observe(target, emit, clock), actions, _teller(screen, clock), clock=clock)
     exporter = Exporter(address, lambda: loop.state) if address is not None else None
     patient = False
     with _terminable() as asked:
+        actions.asked = asked.is_set
         try:
             if exporter is not None:
                 exporter.start()
@@ -351,16 +322,41 @@ def _end(flags: WatchFlags, loop: WatchLoop, finder: _Finder, actions: _Actions,
         why = finder.why if state.state == "no server" else state.reason
         screen.say(f"not decided: {state.state}{': ' + why if why else ''}", style="note")
     if actions.last is not None:
-        screen.document({**actions.last[1].document(), "run": str(actions.last[0]), "exit_status": status})
+        where = {"run": str(actions.last.run)} if actions.last.run is not None else {}
+        screen.document({**_document_of(actions.last), **where, "exit_status": status})
     else:
-        screen.document({**_quiet(status, state.state, state.reason).document(), "exit_status": status})
+        screen.document({**_quiet(status, state.state, state.reason), "exit_status": status})
     return status
 
 
-def _quiet(status: int, state: str, reason: str) -> Diagnosis:
+def _document_of(kept: HangKept) -> dict[str, Any]:
+    """The diagnosis as the run has it; its head and why there is no more, where it has none."""
+    if kept.run is not None and not kept.lost:
+        try:
+            with (kept.run / paths.DIAGNOSIS).open("rb") as stream:
+                document = json.loads(stream.read(_MOST_DIAGNOSIS))
+            if isinstance(document, dict):
+                return document
+        except (OSError, ValueError, RecursionError):
+            pass
+    verdict = kept.verdict.words()
+    outcome = verdict.pop("outcome")
+    why = kept.lost or "diagnosis.json cannot be read any more"
+    unread = [{"what": "the capture", "why": why, "remedy": kept.help_text}]
+    return _valid({"outcome": outcome, "ground": "server", "verdict": verdict, "unread": unread})
+
+
+def _quiet(status: int, state: str, reason: str) -> dict[str, Any]:
     """The diagnosis of a watch that found no hang."""
     clean = status == 0
     verdict = {"class": "not-hung" if clean else "unknown", "confidence": "medium" if clean else "low"}
     sentence = f"the server is {state}{': ' + reason if reason else ''}"
     document = {"outcome": "clean" if clean else "inconclusive", "ground": "server", "verdict": {**verdict, "sentence": sentence}}
-    return Diagnosis.model_validate(document)
+    return _valid(document)
+
+
+def _valid(document: dict[str, Any]) -> dict[str, Any]:
+    # Its model is for the end alone: it would stay in memory for weeks.
+    from ..forensics.records import Diagnosis
+
+    return Diagnosis.model_validate(document).document()

@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from .casefile import CaseFile
 from .facts import LogEvent, StatsLine, VersionFact
 from .refs import Section
 from .stamps import Stamp, find_stamp
+
+if TYPE_CHECKING:  # a watch of weeks needs the kinds of event alone
+    from .casefile import CaseFile
 
 __all__ = ["EVENTS", "line_process", "line_stamp", "read_engine_log"]
 

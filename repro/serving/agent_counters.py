@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import EvidenceError
-from ..agent_show import read_document
+from ..agent_document import read_document
 
 __all__ = ["AgentCounters", "agent_counters"]
 

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 from ...clock import SYSTEM, Clock
 from ...errors import UsageError
-from .loop_thread import LoopThread
 
 __all__ = ["WEBHOOK_SCHEMA", "HangCommand", "checked_webhook", "redacted", "send_webhook", "webhook_schema"]
 
@@ -164,6 +163,8 @@ def redacted(document: Mapping[str, Any], hosts: Sequence[str] = ()) -> dict[str
 def _post(url: str, body: bytes) -> int | str:
     """HTTP status of one POST, or the name of what went wrong, within ``WEBHOOK_S`` seconds whatever the receiver drips. Redirects
     are not followed, and the answer's body is not read: a message goes where it was told to, and nowhere else."""
+    from .loop_thread import LoopThread
+
     found: list[int] = []
 
     async def main() -> None:

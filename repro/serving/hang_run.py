@@ -38,13 +38,22 @@ def _from_samples(hang: Hang, clock: Clock) -> Diagnosis:
 
 
 def keep_hang(
-    hang: Hang, root: Path, keep: Keep, *, attach: bool, command: Sequence[str], clock: Clock = SYSTEM
+    hang: Hang,
+    root: Path,
+    keep: Keep,
+    *,
+    attach: bool,
+    command: Sequence[str],
+    clock: Clock = SYSTEM,
+    created: Callable[[Path], None] = lambda _path: None,
 ) -> tuple[RunStore, Diagnosis]:
     """Write the run directory; the (closed) store and the diagnosis. RunStoreError if it cannot be written at all.
 
-    Order: the samples first (they are in memory and lost with us), then the engine's deadline, then the evidence.
+    Order: the samples first (they are in memory and lost with us), then the engine's deadline, then the evidence. ``created`` is
+    told the directory as soon as it is there.
     """
     with RunStore.create("watch", root=root, clock=clock) as store:
+        created(store.path)
         record = RunRecord(
             scenario="watch",
             ground="server",

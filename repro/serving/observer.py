@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...clock import SYSTEM, Clock
 from ...errors import ReproError
 from ...forensics.collect.nvml import Nvml
-from ..ground import Emit
 from .card_signals import CardReader
 from .process_stat import world_size
 from .rank_signals import RingReader
@@ -25,6 +24,9 @@ from .records import Assessment, Blind, LoadSample, ServerTarget, Snapshot
 from .server_watchdog import ServerWatchdog
 from .signals import Canary, LogReader, MetricsReader, ProcessReader
 from .watch_limits import WatchLimits
+
+if TYPE_CHECKING:  # what the other grounds need would stay in a watch of weeks
+    from ..ground import Emit
 
 __all__ = ["Load", "Observer", "Periods", "Source"]
 

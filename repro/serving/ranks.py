@@ -33,7 +33,7 @@ from .records import Rank, ServerTarget
 from .roles import is_ray_worker, option, roles_of, server_roots
 from .shown_words import shown_title
 
-__all__ = ["agent_names", "find_server", "find_servers", "is_same", "output_rank", "refresh"]
+__all__ = ["agent_names", "find_server", "find_servers", "is_same", "output_rank", "refresh", "with_log"]
 
 _PROC = Path("/proc")
 _LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::", "")
@@ -349,3 +349,10 @@ def output_rank(target: ServerTarget) -> tuple[int | None, str]:
         return None, "the first worker was not found"
     where = f"the first worker of the last pipeline stage (PP{last})" if last else "the first worker"
     return number, f"the engine takes each step's output from rank {number} alone, {where}"
+
+
+def with_log(target: ServerTarget, log: Path | None) -> ServerTarget:
+    """The target with the log that the user named, which may be away for a moment (rotation)."""
+    if log is None:
+        return target
+    return replace(target, log_path=log, unread=tuple(item for item in target.unread if not item.what.startswith("log of")))
