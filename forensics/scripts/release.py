@@ -155,8 +155,9 @@ def finish(why: str) -> None:
     HANG["stage"]("detaching")
     try:
         gdb.execute("detach")
-    except gdb.error as error:
-        tell("failed", command="detach", why=str(error)[:200])
+    except BaseException as error:
+        # Whatever it is: the end of the debugger lets go of the process, too.
+        tell("failed", command="detach", why=f"{type(error).__name__}: {error}"[:200])
     HANG["stage"]("done")
     gdb.post_event(lambda: gdb.execute("quit"))
 
