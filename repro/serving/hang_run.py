@@ -9,6 +9,7 @@ from typing import Any
 from ... import __version__
 from ...clock import SYSTEM, Clock, utc_stamp
 from ...errors import ReproError
+from ...forensics.collect.process_table import boot_id, start_ticks
 from ...forensics.device_state import Unread
 from ...forensics.records import Diagnosis
 from ...reports.document import ReportSource
@@ -65,7 +66,10 @@ def keep_hang(
         store.emit("start", ground="server", scenario="watch", base_url=hang.target.base_url)
         pids = [pid for pid in (hang.target.api_pid, *hang.target.engine_pids) if pid is not None]
         if pids:
-            store.emit("server", state="found", url=hang.target.base_url, pid=pids[0])  # unwedge RUN finds it by this
+            # unwedge RUN finds it by this, and tells it from a later process of the same number.
+            store.emit(
+                "server", state="found", url=hang.target.base_url, pid=pids[0], start_ticks=start_ticks(pids[0]), boot=boot_id()
+            )
         for kind, fields in hang.recent:
             store.emit(kind, **{name: value for name, value in fields.items() if name not in ("t", "at", "kind")}, before_hang=True)
         store.emit("hung", reasons=hang.assessment.reasons, device_signals=hang.assessment.device_signals)

@@ -27,6 +27,7 @@ from dsv4_repro.repro import watch_verb
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.child import package_path
 from dsv4_repro.repro.schemas import schema_of
+from dsv4_repro.repro.serving.unwedge_look import api_pid_of_run
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
@@ -86,6 +87,8 @@ def test_once_on_a_wedged_server_keeps_the_evidence_and_tells_everybody_once(
              "--webhook", hook]
         )  # fmt: skip
         assert server.state()["device"] == "wedged"
+        (kept,) = (tmp_path / "runs" / "watch").iterdir()
+        assert api_pid_of_run(kept) == server.pid  # for unwedge RUN
     document = json.loads(capsys.readouterr().out)
     assert (status, document["outcome"], document["exit_status"]) == (3, "hang", 3)
     (run,) = (tmp_path / "runs" / "watch").iterdir()
