@@ -9,16 +9,28 @@ again; its start time goes with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["PARENT_VARIABLE", "RUN_VARIABLE", "Leftover", "end_leftovers", "find_leftovers", "mark_run"]
+__all__ = [
+    "MARKS",
+    "PARENT_VARIABLE",
+    "RUN_VARIABLE",
+    "SESSION_VARIABLE",
+    "Leftover",
+    "end_leftovers",
+    "find_leftovers",
+    "mark_run",
+]
 
 RUN_VARIABLE = "DSV4_REPRO_RUN"
 PARENT_VARIABLE = "DSV4_REPRO_PARENT"
+#: The session of the program itself: that of a shell, whose other jobs are none of ours.
+SESSION_VARIABLE = "DSV4_REPRO_SESSION"
+MARKS = (RUN_VARIABLE, PARENT_VARIABLE, SESSION_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ def mark_run(run: Path) -> None:
     own = psutil.Process()
     os.environ[RUN_VARIABLE] = str(run)
     os.environ[PARENT_VARIABLE] = f"{own.pid}:{own.create_time():.2f}"
+    os.environ[SESSION_VARIABLE] = str(os.getsid(0))
 
 
 def _alive(identity: str) -> bool:
@@ -53,6 +66,7 @@ def _alive(identity: str) -> bool:
 def find_leftovers() -> tuple[Leftover, ...]:
     """This user's processes with our mark whose parent is gone. What cannot be read (another user's) is not ours."""
     found = []
+    sessions: dict[int, str] = {}
     unmarked: list[psutil.Process] = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
@@ -68,13 +82,15 @@ def find_leftovers() -> tuple[Leftover, ...]:
                 continue
             command = " ".join(process.cmdline())[:200]
             found.append(Leftover(process.pid, process.create_time(), environment[RUN_VARIABLE], command))
+            sessions[process.pid] = environment.get(SESSION_VARIABLE, "")
         except (psutil.Error, OSError):
             continue
-    return (*found, *_session_mates(found, unmarked))
+    return (*found, *_session_mates(found, sessions, unmarked))
 
 
-def _session_mates(marked: Sequence[Leftover], others: Sequence[psutil.Process]) -> list[Leftover]:
-    """Those of ``others`` in a session that a leftover leads, or whose leader is gone. A shell's session never counts."""
+def _session_mates(marked: Sequence[Leftover], own: Mapping[int, str], others: Sequence[psutil.Process]) -> list[Leftover]:
+    """Those of ``others`` in a session that a leftover leads, or whose leader is gone and that is not the program's own (``own``,
+    by pid of the leftover): a shell may have gone too, and its other jobs are none of ours."""
     runs: dict[int, str] = {}
     pids = {leftover.pid for leftover in marked}
     for leftover in marked:
@@ -82,7 +98,8 @@ def _session_mates(marked: Sequence[Leftover], others: Sequence[psutil.Process])
             session = os.getsid(leftover.pid)
         except OSError:
             continue
-        if session in pids or not psutil.pid_exists(session):
+        started_by_us = own.get(leftover.pid, "").isdecimal() and own[leftover.pid] != str(session)
+        if session in pids or (started_by_us and not psutil.pid_exists(session)):
             runs[session] = leftover.run
     mates = []
     for process in others:

@@ -17,7 +17,7 @@ from ...errors import DeadlineError, ServerError
 from ...forensics.collect.engine_log_tail import LogTail
 from ..console import printable
 from ..ground import CloseOutcome
-from ..leftovers import RUN_VARIABLE
+from ..leftovers import MARKS, RUN_VARIABLE
 from .completions import CompletionOutcome, complete_once
 from .gpu_holders import GpuHolders, gpu_holders
 from .interrupts import interrupts_held
@@ -240,9 +240,7 @@ def _how(status: int) -> str:
 
 def _marks() -> dict[str, str]:
     """The marks of ``leftovers.mark_run`` that this process carries now."""
-    from ..leftovers import PARENT_VARIABLE
-
-    return {name: os.environ[name] for name in (RUN_VARIABLE, PARENT_VARIABLE) if name in os.environ}
+    return {name: os.environ[name] for name in MARKS if name in os.environ}
 
 
 _REMEDIES: Mapping[str, str] = {

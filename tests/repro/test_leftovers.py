@@ -15,6 +15,7 @@ import pytest
 from dsv4_repro.repro.leftovers import (
     PARENT_VARIABLE,
     RUN_VARIABLE,
+    SESSION_VARIABLE,
     Leftover,
     end_leftovers,
     find_leftovers,
@@ -101,7 +102,9 @@ def test_a_process_id_that_was_used_again_is_not_ended(child: list[subprocess.Po
 def test_marking_names_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_VARIABLE, "")
     monkeypatch.setenv(PARENT_VARIABLE, "")
+    monkeypatch.setenv(SESSION_VARIABLE, "")
     mark_run(tmp_path)
+    assert os.environ[SESSION_VARIABLE] == str(os.getsid(0))
     assert os.environ[RUN_VARIABLE] == str(tmp_path)
     assert os.environ[PARENT_VARIABLE].startswith(f"{os.getpid()}:")
 
@@ -125,3 +128,31 @@ def test_a_process_without_the_mark_is_found_by_its_session(tmp_path: Path) -> N
         assert os.getpid() not in found
         end_leftovers([found[leader.pid], found[unmarked]], grace_s=5.0)
     assert not psutil.pid_exists(unmarked) or psutil.Process(unmarked).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("whose", "ends"), [("the server's", True), ("the shell's", False), (None, False)])
+def test_the_jobs_of_a_shell_that_has_gone_too_are_none_of_ours(tmp_path: Path, whose: str | None, ends: bool) -> None:
+    """A session leader starts a marked process and another job, and is gone: a server's API process, or the shell of the run."""
+    code = (
+        "import os, subprocess, sys; sleep = [sys.executable, '-c', 'import time; time.sleep(60)']; mark = dict(os.environ); "
+        "mark.update({sys.argv[1]: str(os.getpid())} if sys.argv[1] else {}); "
+        "print(subprocess.Popen(sleep, env=mark).pid, subprocess.Popen(sleep, env={}).pid, flush=True)"
+    )
+    environment = {**os.environ, RUN_VARIABLE: str(tmp_path), PARENT_VARIABLE: _gone_parent()}
+    environment.pop(SESSION_VARIABLE, None)
+    if whose == "the server's":
+        environment[SESSION_VARIABLE] = str(os.getsid(0))
+    leader = subprocess.Popen(
+        [sys.executable, "-c", code, SESSION_VARIABLE if whose == "the shell's" else ""],
+        env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert leader.stdout is not None
+    with leader, leader.stdout:
+        marked, other = map(int, leader.stdout.readline().split())
+    try:
+        found = {item.pid for item in find_leftovers()}
+        assert marked in found
+        assert (other in found) is ends
+    finally:
+        for pid in (marked, other):
+            psutil.Process(pid).kill()
