@@ -14,7 +14,7 @@ from ..forensics.device_state import Unread
 from .console import Screen, printable
 from .serving.questions import Question
 from .serving.records import ServerTarget
-from .serving.standing import CARDS_GUESSED, Standing
+from .serving.standing import CARDS_GUESSED, SPINS, Standing
 from .serving.why_look import Look, look
 from .why_document import WhyBuild, WhyCause, WhyDeadline, WhyDocument, WhyRank, why_lines
 
@@ -141,7 +141,7 @@ def _cause(seen: Look) -> WhyCause | None:
     if len(seen.target.ranks) != 1:
         text = "several ranks: from outside, a stuck kernel and a collective that waits for a rank look alike"
         return _word("unknown", "low", text, note, doubt)
-    resident = any(signal.startswith("GPU ") for signal in stand.device_signals)
+    resident = any(signal.startswith(("GPU ", SPINS)) for signal in stand.device_signals)
     what = "a kernel is resident and does not end" if resident else "work that was launched on the GPU does not end"
     text = f"{what}; which kernel, and what it waits for, only the device's own state tells"
     return _word("gpu-kernel-stuck", "medium" if resident and not doubt else "low", text, note, doubt)
@@ -175,6 +175,14 @@ def next_steps(stand: Standing, seen: Look) -> tuple[str, ...]:
     if stand.state == "unknown":
         return ("dsv4-repro why    # on the server's machine, inside its container: its processes were not seen from here",)
     return ()
+
+
+def _deadline_text(seen: Look) -> str:
+    """Where it was not observed when the step was sent, it was before the stand-still that was seen: that much is certain."""
+    text, limit, still = seen.deadline.text, seen.deadline.limit_s, seen.standing.still_s
+    if seen.standing.state != "hung" or seen.deadline.known != "not observed" or limit is None or not still or still >= limit:
+        return text
+    return f"{text}; it was {still:.0f} s ago or more, so at most {limit - still:.0f} s are left"
 
 
 def document_of(seen: Look, seconds: float) -> WhyDocument:
@@ -211,7 +219,7 @@ def document_of(seen: Look, seconds: float) -> WhyDocument:
             "cause": _cause(seen),
             "deadline": WhyDeadline(
                 state=seen.deadline.state, limit_s=seen.deadline.limit_s, remaining_s=seen.deadline.remaining_s,
-                known=seen.deadline.known, text=seen.deadline.text,
+                known=seen.deadline.known, text=_deadline_text(seen),
             ),
             "agent": _agent(seen),
             "build": WhyBuild(

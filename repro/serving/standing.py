@@ -15,7 +15,7 @@ from .log_history import LogHistory
 from .records import Assessment, DeviceSample, EngineSample, Snapshot
 from .start_state import StartState
 
-__all__ = ["CARDS_GUESSED", "Standing", "StandingState", "standing"]
+__all__ = ["CARDS_GUESSED", "SPINS", "Standing", "StandingState", "standing"]
 
 StandingState = Literal["healthy", "idle", "starting", "suspect", "hung", "ended", "unknown"]
 
@@ -30,6 +30,8 @@ QUIET_MEMORY_PERCENT = 2
 WORKING_SHARE = 0.7
 #: The observer's word for cards that it only guesses (``Blind.signal``).
 CARDS_GUESSED = "NVML mapping"
+#: How the watchdog's sign of NVML begins (``device_signs``).
+SPINS = "NVML: a kernel has been resident"
 #: The watchdog's own measure of the same stand-still; the age of it is told once.
 _STOOD = " have stood for "
 _COUNTERS = ("generation_tokens", "prompt_tokens", "iterations", "finished")
@@ -201,6 +203,8 @@ def standing(
     if confirmed and assessment is not None:
         if still is None and len(engines) > 1:
             still, known = engines[-1].at - engines[0].at, "measured"
+        if any(text.startswith(SPINS) for text in assessment.device_signals):
+            signals = []  # the same in the watchdog's words, with for how long
         signals = list(dict.fromkeys([*signals, *assessment.device_signals]))
         found = [text for text in assessment.reasons if _STOOD not in text]
         reasons = tuple(text for text in dict.fromkeys([*reasons, *found]) if text not in signals)
