@@ -22,6 +22,7 @@ from .serving.exporter import Exporter, parse_listen
 from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook, redacted, send_webhook
 from .serving.hang_document import HangVerdict
 from .serving.hang_process import HangKept, capture_in_process
+from .serving.interrupts import interrupts_held
 from .serving.records import ServerTarget
 from .serving.run_retention import prune_runs
 from .serving.watch_loop import Hang, ObserverLike, WatchLoop
@@ -221,20 +222,26 @@ class _Actions:
 
     def finish(self, *, patient: bool) -> None:
         """``patient``: the command and the messages may come to their own end (within their deadlines)."""
-        if not patient:
-            self._stop.set()
-        if self._command is not None:
+        try:
             if patient:
-                self._command.wait(self._flags.on_hang_timeout_s + 15.0)
-            self._command.stop()
-        for thread in self._messages:
-            thread.join(60.0 if patient else 1.0)
-        self.tell()
+                if self._command is not None:
+                    self._command.wait(self._flags.on_hang_timeout_s + 15.0)
+                for thread in self._messages:
+                    thread.join(60.0)
+        finally:
+            # However often Ctrl-C is pressed: the command is ended, which takes seconds where it does not want to.
+            with interrupts_held():
+                self._stop.set()
+                if self._command is not None:
+                    self._command.stop()
+                for thread in self._messages:
+                    thread.join(1.0)
+                self.tell()
 
 
 @contextmanager
 def _terminable() -> Iterator[threading.Event]:
-    """SIGTERM (systemd, Kubernetes) ends the watch in order."""
+    """SIGTERM (systemd, Kubernetes) and SIGHUP (a terminal that is closed) end the watch in order."""
     asked = threading.Event()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
@@ -243,11 +250,14 @@ def _terminable() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.signal(signal.SIGTERM, ask)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, ask)}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup's choice stays
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, ask)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> int:
