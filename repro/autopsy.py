@@ -121,18 +121,10 @@ def _stronger(judged: ChainLink, own: ChainLink | None, listed: Set[str]) -> Cha
     return own
 
 
-def moving_now(pid: int, *, clock: Clock = SYSTEM, seconds: float = 1.0) -> str:
-    """What the server of a process does meanwhile, by two readings of its own counters; "" where nothing moved, or that could not
-    be read. A debugger that is attached to a worker that had recovered ended it (measured on an H200)."""
+def moving_now(base_url: str, *, clock: Clock = SYSTEM, seconds: float = 1.0) -> str:
+    """What a server does meanwhile, by two readings of its own counters; "" where nothing moved, or that could not be read."""
     from ..forensics.collect.engine_metrics import scrape
-    from .serving.ranks import find_server
 
-    try:
-        base_url = find_server(pid, clock=clock).base_url
-    except ReproError:
-        return ""
-    if base_url is None:
-        return ""
     first = scrape(base_url, timeout_s=0.7, clock=clock, health=False).values
     clock.sleep(seconds if first else 0.0)
     second = scrape(base_url, timeout_s=0.7, clock=clock, health=False).values if first else {}
@@ -144,8 +136,23 @@ def moving_now(pid: int, *, clock: Clock = SYSTEM, seconds: float = 1.0) -> str:
     )
 
 
-def _refuse_a_moving_server(pid: int, clock: Clock) -> None:
-    if moves := moving_now(pid, clock=clock):
+def _look_before(pid: int, freeze: bool, clock: Clock) -> None:
+    """RefusedError where the process is not one that computes, or its server moves: a debugger that was attached to a worker that
+    had recovered ended it (measured on an H200)."""
+    from .serving.ranks import find_server
+
+    try:
+        target = find_server(pid, clock=clock)
+    except ReproError:
+        return
+    workers = [rank.pid for rank in target.ranks]
+    seen = not any(item.what == "the server" for item in target.unread)
+    if seen and workers and pid not in workers:
+        raise RefusedError(
+            f"process {pid} was not touched: it is no worker of its server, so it holds no kernel",
+            help_text=f"dsv4-repro autopsy {workers[0]} --attach{' --freeze' if freeze else ''}",
+        )
+    if target.base_url is not None and (moves := moving_now(target.base_url, clock=clock)):
         raise RefusedError(
             f"process {pid} was not touched: its server moves ({moves})",
             help_text="Attached, a debugger ended a worker that had recovered. If only another engine of the server moves, and "
@@ -251,7 +258,7 @@ def run_autopsy(
     if attach and not pids:
         raise UsageError("--attach needs a PID", help_text="dsv4-repro autopsy PID --attach")
     if pids and not (attach and common.yes):
-        _refuse_a_moving_server(int(pids[0]), clock)
+        _look_before(int(pids[0]), freeze, clock)
     store: RunStore | None = None
     if pids or common.out is not None:
         store = RunStore.create("autopsy", out=common.out, clock=clock)

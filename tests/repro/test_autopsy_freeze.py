@@ -99,9 +99,11 @@ def test_it_needs_consent(server: tuple[int, int, int], tmp_path: Path, capsys: 
 def test_an_engine_that_computes_itself_is_not_stopped(
     server: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, engine, _ = server
+    _, engine, worker = server
     seen = _debugger(tmp_path, monkeypatch, engine)
     assert main(["autopsy", str(engine), "--attach", "--freeze", "--out", str(tmp_path / "run")]) == 2
+    assert f"dsv4-repro autopsy {worker} --attach --freeze" in capsys.readouterr().err
+    assert main(["autopsy", str(engine), "--attach", "--freeze", "--yes", "--out", str(tmp_path / "run")]) == 2
     assert "cannot be stopped and read at once" in capsys.readouterr().err
     assert not seen.exists()
     assert process_state(engine) in ("S", "R")
@@ -119,10 +121,14 @@ def test_a_debugger_that_fails_does_not_keep_it_stopped(
 def test_no_debugger_is_attached_to_a_server_that_moves(
     server: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, engine, worker = server
+    api, engine, worker = server
     seen = _debugger(tmp_path, monkeypatch, engine)
-    assert moving_now(worker, seconds=0.2) == ""
-    url = f"{find_server(worker).base_url}/v1/completions"
+    base_url = find_server(worker).base_url
+    assert base_url is not None
+    assert moving_now(base_url, seconds=0.2) == ""
+    assert main(["autopsy", str(api), "--attach", "--out", str(tmp_path / "run")]) == 2
+    assert f"dsv4-repro autopsy {worker} --attach" in capsys.readouterr().err
+    url = f"{base_url}/v1/completions"
     body = json.dumps({"model": "/nonexistent", "prompt": "x " * 50, "max_tokens": 8000, "ignore_eos": True}).encode()
     asked = urllib.request.Request(url, body, {"content-type": "application/json"})
 
@@ -134,7 +140,7 @@ def test_no_debugger_is_attached_to_a_server_that_moves(
 
     threading.Thread(target=ask, daemon=True).start()
     until = time.monotonic() + 20
-    while not moving_now(worker, seconds=0.3):
+    while not moving_now(base_url, seconds=0.3):
         assert time.monotonic() < until
     assert main(["autopsy", str(worker), "--attach", "--out", str(tmp_path / "run")]) == 2
     assert "was not touched: its server moves (generation_tokens" in capsys.readouterr().err
