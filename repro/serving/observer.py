@@ -130,9 +130,9 @@ class Source:
 class Observer:
     """Watches ``target``. ``emit``: one line ``sample`` a second and one line ``state`` for each change, with reasons.
 
-    ``refind``: asked, while the server is gone, for the one that took its place (None: not there yet). ``exit_status``: the API
-    process's, once it has ended, where it is our child. ``ask``: sends a canary completion (off without it). ``on_change``: called
-    from the judging thread with each new state.
+    ``exit_status``: the API process's, once it has ended, where it is our child. ``ask``: sends a canary completion (off without
+    it). ``on_change``: called from the judging thread with each new state. A server that takes the place of one that ended is
+    another observer's (``watch_loop``).
     """
 
     def __init__(
@@ -144,7 +144,6 @@ class Observer:
         clock: Clock = SYSTEM,
         limits: WatchLimits | None = None,
         periods: Periods | None = None,
-        refind: Callable[[], ServerTarget | None] | None = None,
         exit_status: Callable[[], int | None] | None = None,
         ask: Callable[[float], bool] | None = None,
         canary_s: float = 30.0,
@@ -158,7 +157,7 @@ class Observer:
         self.load = load
         self._periods = periods or Periods()
         self._watchdog = ServerWatchdog(limits)
-        self._refind, self._exit_status, self._on_change = refind, exit_status, on_change
+        self._exit_status, self._on_change = exit_status, on_change
         self._use_cards, self._nvml, self._proc = cards, nvml, proc
         self._canary = Canary(ask, period_s=canary_s, clock=clock) if ask is not None else None
         self._lock = threading.Lock()
@@ -170,7 +169,6 @@ class Observer:
         self._cards_reader: CardReader | None = None
         self._log_reader: LogReader | None = None
         self._next_sample = -1e9
-        self._next_refind = 0.0
         self.failures = 0
         self.target = target
         self._sources: dict[str, Source] = {}
@@ -329,14 +327,6 @@ class Observer:
         if snapshot.at >= self._next_sample:
             self._next_sample = snapshot.at + self._periods.sample
             self._sample(snapshot, assessment)
-        if assessment.state in ("exited", "crashed") and self._refind is not None and snapshot.at >= self._next_refind:
-            self._next_refind = snapshot.at + self._periods.retry
-            found = self._refind()
-            if found is not None and found != self.target:
-                self._end_sources(1.0)
-                self.target = found
-                self._say("target", api_pid=found.api_pid, url=found.base_url, ranks=len(found.ranks))
-                self._begin_sources()
 
     def _sample(self, snapshot: Snapshot, assessment: Assessment) -> None:
         fields: dict[str, Any] = {"state": assessment.state}
