@@ -1,6 +1,6 @@
 """A soak of the server watchdog and of ``watch``: does it cry wolf in a week, does it find each hang, does it grow.
 
-Two parts, both over test doubles (tests/standin), so figures of the watching program alone, never of a GPU or of vLLM:
+Three parts, all over test doubles (tests/standin), so figures of the watching program alone, never of a GPU or of vLLM:
 
 ``python benchmarks/watch_soak.py played --days 7`` plays a life of that many days, a look a second, through the pure watchdog:
 service, idle hours, restarts, and every harmless trouble that was reported (long prefill, JIT, capture, profiler, silences that end
@@ -10,12 +10,17 @@ by themselves, metrics gone or slow, nobody looking …); then wedges, each foun
 many restarts (21) and log rotations (168) as a week may bring in that many minutes, and a network error or a harmless trouble all
 the time; samples the watching process's memory, file handles, threads and CPU once a second; ends with a wedge that must be handed
 over exactly once.
+
+``python benchmarks/watch_soak.py memory --hangs 10`` runs the real ``dsv4-repro watch`` over a stand-in server with agent rings:
+resident memory at the start, after 60 s of watching, after one hang and after so many; CPU of the watch alone, and of the processes
+that captured. With ``--webhook`` each hang is also posted to a receiver on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.server
 import json
 import os
 import platform
@@ -25,9 +30,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -249,12 +256,98 @@ def live(minutes: float, seed: int) -> None:
             watch.wait(20)
 
 
+@contextlib.contextmanager
+def receiver() -> Iterator[tuple[str, list[int]]]:
+    """A URL that takes messages, and how long each of them was."""
+    sizes: list[int] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sizes.append(len(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook", sizes
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _row(what: str, process: psutil.Process) -> None:
+    with process.oneshot():
+        cpu, status = process.cpu_times(), Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+        peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+        mib = process.memory_info().rss / (1 << 20)
+        print(
+            f"{what:24} {mib:6.1f} {peak:6.1f} {process.num_fds():8} {process.num_threads():8} {cpu.user + cpu.system:8.2f} "
+            f"{cpu.children_user + cpu.children_system:10.2f}",
+            flush=True,
+        )
+
+
+def memory(hangs: int, quiet_s: float, webhook: bool) -> None:
+    """The verb's memory over its first hangs."""
+    with tempfile.TemporaryDirectory() as name, stand_in(step_ms=25, agent=True, wedge=3) as server, receiver() as (url, sizes):
+        folder = Path(name)
+        fired = folder / "fired"
+        command = [
+            sys.executable, "-m", "dsv4_repro.repro", "watch", "--url", server.base_url, "--listen", "127.0.0.1:0",
+            "--on-hang", f"echo x >> {fired}", "--out", str(folder / "runs"), *(["--webhook", url] if webhook else []),
+        ]  # fmt: skip
+        with (folder / "watch.log").open("wb") as out:
+            watch = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        process = psutil.Process(watch.pid)
+        clients: list[subprocess.Popen[bytes]] = []
+        print(f"{'when':24} {'MiB':>6} {'peak':>6} {'handles':>8} {'threads':>8} {'CPU s':>8} {'children s':>10}")
+        try:
+            while "watching: " not in (folder / "watch.log").read_text():
+                assert watch.poll() is None, (folder / "watch.log").read_text()[-2000:]
+                time.sleep(0.1)
+            _row("at the start", process)
+            clients = server.drain(lengths=(100000,) * 8)
+            time.sleep(2.0)
+            before, at = process.cpu_times(), time.monotonic()
+            time.sleep(quiet_s)
+            after, took = process.cpu_times(), time.monotonic() - at
+            _row(f"after {quiet_s:g} s", process)
+            print(f"CPU while the server serves: {100 * (after.user + after.system - before.user - before.system) / took:.2f} %")
+            for number in range(1, hangs + 1):
+                stop_clients(clients)
+                server.restart()
+                clients = server.drain(lengths=(40, 400, 400, 400))
+                until = time.monotonic() + 120
+                while not fired.exists() or len(fired.read_text().splitlines()) < number:
+                    assert watch.poll() is None and time.monotonic() < until, (folder / "watch.log").read_text()[-3000:]
+                    time.sleep(0.1)
+                time.sleep(3.0)
+                if number in (1, 2, 5, 10, 20, 50, 100) or number == hangs:
+                    _row(f"after {number} hang(s)", process)
+            before, at = process.cpu_times(), time.monotonic()
+            time.sleep(20.0)
+            after, took = process.cpu_times(), time.monotonic() - at
+            print(f"CPU while the server hangs: {100 * (after.user + after.system - before.user - before.system) / took:.2f} %")
+            runs = len([path for path in (folder / "runs").rglob("diagnosis.json")])
+            print(f"run directories with a diagnosis: {runs}; messages: {len(sizes)}")
+        finally:
+            stop_clients(clients)
+            watch.terminate()
+            watch.wait(20)
+
+
 def main() -> int:
     """Print the figures and where they come from."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["played", "live"])
+    parser.add_argument("part", choices=["played", "live", "memory"])
     parser.add_argument("--days", type=float, default=7.0)
-    parser.add_argument("--hangs", type=int, default=50)
+    parser.add_argument("--hangs", type=int, default=None, help="50 lives of each hang, or 10 hangs of memory")
+    parser.add_argument("--quiet", type=float, default=60.0, help="seconds of watching before the first hang")
+    parser.add_argument("--webhook", action="store_true")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
@@ -265,7 +358,9 @@ def main() -> int:
     print(f"{time.strftime('%Y-%m-%d %H:%M')} {json.dumps(facts)}")
     if flags.part == "played":
         play_week(flags.days, flags.seed)
-        play_hangs(flags.hangs)
+        play_hangs(flags.hangs or 50)
+    elif flags.part == "memory":
+        memory(flags.hangs or 10, flags.quiet, flags.webhook)
     else:
         live(flags.minutes, flags.seed)
     print(f"peak memory of this program: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")

@@ -1,8 +1,7 @@
 """The capture of one hang, in a process of its own that ends with it.
 
 What a capture and a diagnosis import (the documents' models, numpy, the reports) would stay in a process that watches for weeks,
-and a defect of them would end it. So ``watch`` hands the hang over as a line of JSON (``hang_document``), hears what comes
-back, and keeps neither. The child leads a session of its own (Ctrl-C reaches the watch alone, which then ends it); it ends by itself when its
+and a defect of them would end it. So ``watch`` hands the hang over as a line of JSON (``hang_document``) and hears the answer. The child leads a session of its own: Ctrl-C reaches the watch alone, which then ends it. It ends by itself when its
 standard input closes, so it does not outlive a watch that was killed. Whatever becomes of it costs this capture and no more.
 """
 
