@@ -8,6 +8,7 @@ no NO_COLOR). Text from evidence is stripped of control characters, so that a lo
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,10 @@ if TYPE_CHECKING:  # rich takes a twentieth of a second: only verbs that print p
 __all__ = ["Screen", "printable", "wrap"]
 
 _STYLES = {"bad": "bold red", "good": "bold green", "note": "yellow", "head": "bold", "dim": "dim", "": ""}
+
+
+#: Characters that JSON allows in a string as they are, and that a terminal obeys: C1 controls, separators, changes of direction.
+_UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str, *, limit: int = 4000) -> str:
@@ -112,9 +117,13 @@ class Screen:
         """With ``--json``: the one document on standard output."""
         if self.as_json:
             self.end_progress()
-            self._stdout.write(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n")
+            text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
+            self._stdout.write(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
             self._stdout.flush()
 
     @staticmethod
     def _print(console: Console, line: str, style: str) -> None:
+        # The last gate: whatever a caller let through (a title, a log line, an HTTP reason) cannot drive the terminal.
+        if not line.isprintable():
+            line = "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in line)
         console.print(line, style=style or None, soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..clock import SYSTEM, Clock
 from ..errors import EvidenceError, UnavailableError, UsageError
+from .console import printable
 from .serving.liveness import Liveness, by_counters, by_recorders, default_state_path, read_state, write_state
 from .serving.questions import Question
 from .serving.recorded_ranks import recorded_ranks
@@ -109,7 +110,7 @@ def run_probe(
         )
     found = _look(max_stall, pid, url, agent_dir, state, clock)
     status = _STATUS[found.state]
-    text = f"{found.state}: {found.text}"
+    text = printable(f"{found.state}: {found.text}")
     if common.as_json:
         document = {
             "schema": "dsv4-repro/probe/1", "outcome": _OUTCOME[found.state], "state": found.state, "text": found.text,

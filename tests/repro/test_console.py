@@ -99,3 +99,14 @@ def test_wrapped_lines_fit_80_columns_and_keep_paths_whole() -> None:
     assert all(len(line) <= 80 for line in lines if path not in line)
     assert any(path in line for line in lines)
     assert wrap("") == [""]
+
+
+def test_nothing_that_is_said_drives_the_terminal_whoever_forgot_it() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    hostile = "a\x1b]0;x\x07b\x9b2Jc\u202ed\x7f\ttab\nnext\r"
+    Screen(stdout=out, stderr=err).say(hostile)
+    Screen(as_json=True, stdout=out, stderr=err).document({"reason": hostile})
+    for text in (out.getvalue(), err.getvalue()):
+        assert all(char.isprintable() or char in "\n\t" for char in text)
+    assert "a\\x1b]0;x\\x07b\\x9b2Jc\\u202ed\\x7f        tab\nnext\\r\n" in out.getvalue()
+    assert json.loads(out.getvalue().partition("{")[1] + out.getvalue().partition("{")[2]) == {"reason": hostile}
