@@ -313,6 +313,10 @@ def _host(what: HostLaunch) -> Ended:
     if plan.path == "persistent" and plan.oversubscribed:
         text = f"{plan.grid} CTAs are launched, {plan.resident_cap} can be resident: some never start"
         return Ended(_diagnosis("unknown", None, f"{head}{text}; computed, nothing was run", "low"), detail)
+    shared = plan.path == "persistent" and plan.ctas_per_group > 1 and not plan.peers_leave
+    if shared and plan.grid >= plan.resident_cap:
+        text = f"members take all {plan.resident_cap} slots: one CTA of another kernel that holds a slot keeps a member out"
+        return Ended(_diagnosis("unknown", None, f"{head}{text}; computed, nothing was run", "low"), detail)
     if plan.path == "persistent":
         fits = f"{plan.grid} CTAs, {plan.resident_cap} can be resident"
         if plan.peers_leave and plan.grid > plan.resident_cap:

@@ -100,6 +100,25 @@ SCENARIO = Scenario(
             fixed=True,
         ),
         Row(
+            "launched-all-the-same",
+            HostLaunch(1, 9_200_000, 9_200_000, 512, "RTX PRO 6000 Blackwell", "0.20.0"),
+            "unknown",
+            "99 KiB card, the first release: a group of 1086 CTAs is launched onto 188 slots; computed, nothing was run",
+        ),
+        Row(
+            "no-headroom",
+            HostLaunch(47, 99296, 99296, 1024, "RTX PRO 6000 Blackwell", "0.20.0"),
+            "unknown",
+            "99 KiB card, the first release: members take all 188 slots, so one CTA of another kernel keeps one out; computed",
+        ),
+        Row(
+            "headroom-in-the-launcher",
+            HostLaunch(47, 99296, 99296, 1024, "RTX PRO 6000 Blackwell", "0.26.0"),
+            "not-hung",
+            "the same batch, a release that keeps slots free",
+            fixed=True,
+        ),
+        Row(
             "refused",
             HostLaunch(1, 9_200_000, 9_200_000, 512, "RTX PRO 6000 Blackwell", "0.26.0"),
             "launch-refused",
@@ -125,6 +144,13 @@ SCENARIO = Scenario(
     distinguishes=(
         "members that never started, in a grid whose resident CTAs all wait; no member has left",
         "the counter equals the resident members' arrivals exactly, so nothing was lost or zeroed",
+    ),
+    not_reproduced=(
+        (
+            "occupancy asked for the wrong vector width (0.20.0)",
+            "a card on which the vec-4 instantiation of 0.20.0 and the one it launches differ in occupancy; computed launches "
+            "say that it asks for the wrong one",
+        ),
     ),
     notes=(
         "The row three-slots needs a device of three slots; on a GPU the same is made with a group larger than the card, and with "

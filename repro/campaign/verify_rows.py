@@ -69,9 +69,12 @@ def judged_row(document: Mapping[str, Any], row: Row, needed: int) -> dict[str, 
         word = "BROKEN" if found["class"] != "unknown" else "OPEN"
     else:
         word = "CLEAN" if fixed_order or launches >= needed else "OPEN"
+    other = sum(count["launches"] for count in document["counts"] if (count["class"], count["cause"]) in passed_over)
     bounds = [] if fixed_order else [bound.model_dump() | {"of": "launch"} for bound in bounds_of(bad, launches, CONFIDENCE)]
     counted = bound_words(bad, launches).replace("windows", "launches")
     rate = _ONCE[type(row.what)] if fixed_order else counted
+    if other:
+        rate += f"; {other} ended as another defect of it does"
     kernel = "-" if isinstance(row.what, HostLaunch | DrainBatches) else document["kernel"]
     return {**document, "kernel": kernel, "bad": bad, "word": word, "rate": rate, "bounds": bounds, "expected": expected}
 
