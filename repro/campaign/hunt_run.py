@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ def run_hunt(common: Common, flags: HuntFlags, *, clock: Clock = SYSTEM) -> int:
         raise UsageError("--fail-on new needs --compare: new against which campaign?")
     if flags.status is not None:
         with CampaignStore.read(flags.status) as store:
-            return _finish(store, flags, common, screen, "still running, or ended", write=False)
+            return _finish(store, flags, common, screen, "so far; it may still run", write=False)
     if flags.plan is None:
         raise UsageError("hunt needs a plan", help_text="dsv4-repro hunt PLAN.toml --out DIR; keys: docs/campaigns.md")
     plan = load_hunt_plan(flags.plan)
@@ -168,9 +169,13 @@ def _finish(store: CampaignStore, flags: HuntFlags, common: Common, screen: Scre
     if write:
         _write(store.folder, summary, changes, store, events, flags.junit)
     screen.end_progress()
-    lines = [f"{outcome.upper()}: ended by {why}", *summary_lines(summary, changes), f"page: {store.folder / 'campaign.html'}"]
-    screen.tell(lines[:1], style={"hang": "bad", "other": "bad", "clean": "good"}.get(outcome, "note"))
-    screen.tell(lines[1:] if write else lines[1:-1])
+    budget = why in ("trials", "minutes", "gpu_hours", "hangs")
+    ended = f"the budget of {why.replace('_', ' ')} is used up" if budget else why
+    screen.tell([f"{outcome.upper()}: {ended}"], style={"hang": "bad", "other": "bad", "clean": "good"}.get(outcome, "note"))
+    screen.tell([*summary_lines(summary, changes), *([f"page: {store.folder / 'campaign.html'}"] if write else [])])
+    first = next((store.folder / hang.minimised for hang in summary.hangs if hang.minimised is not None), None)
+    if first is not None:
+        screen.say(f"next: python {shlex.quote(str(first))}    # the smallest launch that hangs, on a GPU: exit status 3")
     screen.document(
         {
             "schema": HUNT_SCHEMA,

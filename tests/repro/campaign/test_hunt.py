@@ -387,8 +387,11 @@ def test_hunt_from_the_command_line_shrinks_and_bundles_the_first_of_its_kind(
     path, folder = write_plan(tmp_path, trials=8), Path("c")  # relative, as the default is
     path.write_text(path.read_text().replace("minimise = false", "minimise = true"))
     status = main(["hunt", str(path), "--out", str(folder), "--workers", "1", "--json", "--junit", str(tmp_path / "j.xml")])
-    document = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
     assert (status, document["trials"], document["kinds"]) == (3, 8, {"hang": 4, "clean": 4})
+    assert "HANG: the budget of trials is used up" in captured.err
+    assert f"next: python {folder / document['hangs'][0]['minimised']}" in captured.err
     jsonschema.validate(document, schema_of("hunt"))
     (hang,) = document["hangs"]
     assert (hang["signature"], hang["hangs"]) == ("vllm-51593", 4)
