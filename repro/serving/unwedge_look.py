@@ -14,6 +14,7 @@ from ...clock import SYSTEM, Clock
 from ...errors import ReproError, UsageError
 from ...forensics.collect.process_table import boot_id, start_ticks
 from ...forensics.device_state import Unread
+from ...forensics.evidence.opening import at_once
 from ..agent_ask import RowStates, ask_row_states
 from ..agent_show import AgentRank, read_agents
 from ..runread import read_timeline
@@ -108,8 +109,8 @@ def _layers(target: ServerTarget, words: Sequence[str], proc: Path) -> int | Non
             if path is None or not os.path.isfile(path):
                 continue
             try:
-                with path.open("rb") as stream:
-                    config = json.loads(stream.read(_MAX_CONFIG))
+                with open(path, "rb", opener=at_once) as stream:
+                    config = json.loads(stream.read(_MAX_CONFIG) or b"")
             except (OSError, ValueError, RecursionError):
                 continue
             layers = config.get("num_hidden_layers") if isinstance(config, dict) else None
@@ -122,8 +123,8 @@ def _restart(target: ServerTarget) -> tuple[float | None, str]:
     if target.log_path is None:
         return None, "its log is not known"
     try:
-        with target.log_path.open("rb") as stream:
-            taken = startup_seconds(stream.read(_HEAD).decode("utf-8", "replace"))
+        with open(target.log_path, "rb", opener=at_once) as stream:
+            taken = startup_seconds((stream.read(_HEAD) or b"").decode("utf-8", "replace"))
     except OSError as error:
         return None, f"its log cannot be read: {error.strerror or error}"
     return taken, "" if taken is not None else "the beginning of its log does not say when it started to serve"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+
+import pytest
 
 from dsv4_repro.repro.serving.run_retention import prune_runs, size_of
 
@@ -49,3 +52,26 @@ def test_what_is_not_of_watch_stays(tmp_path: Path) -> None:
 
 def test_no_folder_is_no_error(tmp_path: Path) -> None:
     assert prune_runs(tmp_path / "none", keep=1, max_bytes=1) == []
+
+
+def test_what_another_watch_still_writes_stays_and_what_a_killed_one_left_goes(tmp_path: Path) -> None:
+    runs = [_run(tmp_path, number) for number in range(4)]
+    for path in runs[:2]:
+        (path / "run.json").write_text(json.dumps({"scenario": "watch", "state": "running"}))
+    os.utime(runs[0] / "run.json", (1.0, 1.0))
+    assert prune_runs(tmp_path, keep=1, max_bytes=1 << 30) == [runs[0], runs[2]]
+    assert sorted(tmp_path.iterdir()) == [runs[1], runs[3]]
+
+
+def test_a_pipe_in_the_records_place_holds_nobody_up(tmp_path: Path) -> None:
+    runs = [_run(tmp_path, number) for number in range(3)]
+    (runs[0] / "run.json").unlink()
+    os.mkfifo(runs[0] / "run.json")
+    assert prune_runs(tmp_path, keep=1, max_bytes=1 << 30) == [runs[1]]
+
+
+def test_what_cannot_be_removed_is_not_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [_run(tmp_path, number) for number in range(2)]
+    monkeypatch.setattr("shutil.rmtree", lambda *_args, **_more: None)
+    assert prune_runs(tmp_path, keep=1, max_bytes=1 << 30) == []
+    assert runs[0].exists()
