@@ -188,7 +188,7 @@ def _compiled(origin: str, sources: dict[str, bytes], sm: int) -> bytes:
     try:
         return compile_text(b'#include "topk.cuh"\n', origin, sm, expressions=(_KERNEL,), options=options, headers=named).cubin
     except BuildError as error:
-        known = "0.6.12 to 0.7.4 do by 13.5"
+        known = "0.6.12 to 0.7.1 do by 13.5"
         raise KernelNotFoundError(
             f"{origin}: its headers do not compile by NVRTC {compiler_version()} ({error}); {known}"
         ) from None
