@@ -319,7 +319,7 @@ def run_unwedge(
     screen.say(verdict, style="good" if outcome == "clean" else "bad")
     # A number of writes that is not known (no entry) may be one: cordoned, too.
     cordon = cordon_lines(target.base_url, target.api_pid) if any(row.get("writes", 1) for row in work.rows) else ()
-    screen.say(*(printable(line) for line in cordon))
+    screen.say(*(text for line in cordon for text in wrap(line, indent="  ")))
     return document(
         outcome, status, ranks=tuple(work.rows), fillers=work.fillers, cordon=cordon, why=why, folder=str(folder),
         recovery=_plain(last) if last is not None else {},

@@ -149,8 +149,10 @@ class WatchLoop:
             self._set(rescues=counted.rescues, averted=counted.averted)
         if assessment.state != before:
             style = {"hung": "bad", "crashed": "bad", "healthy": "good"}.get(assessment.state, "note")
-            why = f": {assessment.reasons[0]}" if assessment.reasons else ""
-            self._say(f"{before} -> {assessment.state}{why}", style=style)
+            # The first word after a server was found rests on one look: it is no finding yet.
+            first = assessment.state == "healthy" and before == "no server"
+            why = f": {assessment.reasons[0]}" if assessment.reasons else ": nothing is seen to stand still yet" if first else ""
+            self._say(f"{before} -> {assessment.state}{why}", style="note" if first else style)
 
     def _released(self, snapshot: Snapshot) -> int | None:
         """Releases by the agents' own count; a new one is said."""
