@@ -19,8 +19,9 @@ from ..forensics.collect.process_table import start_ticks
 from ..reports import paths
 from .console import Screen, printable
 from .serving.exporter import Exporter, parse_listen
-from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook, redacted, send_webhook
+from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook
 from .serving.hang_document import HangVerdict
+from .serving.hang_message import MESSAGE_S, send_in_process
 from .serving.hang_process import HangKept, capture_in_process
 from .serving.interrupts import interrupts_held
 from .serving.records import ServerTarget
@@ -197,14 +198,12 @@ class _Actions:
     def _start_message(self, hang: Hang, verdict: HangVerdict) -> None:
         if self._flags.webhook is None:
             return
-        document = redacted(
-            {
-                "schema": WEBHOOK_SCHEMA, "event": "hang", "when": utc_stamp(self._clock), "outcome": verdict.outcome,
-                "class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence, "signature": verdict.signature,
-                "sentence": verdict.sentence, "live_requests": hang.assessment.live_requests, "hang_number": hang.number,
-                "still_s": round(hang.assessment.at - hang.assessment.since, 1),
-            }
-        )  # fmt: skip
+        document = {
+            "schema": WEBHOOK_SCHEMA, "event": "hang", "when": utc_stamp(self._clock), "outcome": verdict.outcome,
+            "class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence, "signature": verdict.signature,
+            "sentence": verdict.sentence, "live_requests": hang.assessment.live_requests, "hang_number": hang.number,
+            "still_s": round(hang.assessment.at - hang.assessment.since, 1),
+        }  # fmt: skip
         url = self._flags.webhook
         thread = threading.Thread(target=lambda: self._send(url, document), name="dsv4-repro-webhook", daemon=True)
         self._messages = [old for old in self._messages if old.is_alive()]
@@ -212,7 +211,7 @@ class _Actions:
         thread.start()
 
     def _send(self, url: str, document: dict[str, Any]) -> None:
-        self._screen.say(f"webhook: {send_webhook(url, document, clock=self._clock, stop=self._stop)}")
+        self._screen.say(f"webhook: {send_in_process(url, document, clock=self._clock, stop=self._stop)}")
 
     def tell(self) -> None:
         """Say what became of the command, once."""
@@ -227,7 +226,7 @@ class _Actions:
                 if self._command is not None:
                     self._command.wait(self._flags.on_hang_timeout_s + 15.0)
                 for thread in self._messages:
-                    thread.join(60.0)
+                    thread.join(MESSAGE_S + 5.0)
         finally:
             # However often Ctrl-C is pressed: the command is ended, which takes seconds where it does not want to.
             with interrupts_held():

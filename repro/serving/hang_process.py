@@ -1,8 +1,10 @@
 """The capture of one hang, in a process of its own that ends with it.
 
 What a capture and a diagnosis import (the documents' models, numpy, the reports) would stay in a process that watches for weeks,
-and a defect of them would end it. So ``watch`` hands the hang over as a line of JSON (``hang_document``) and hears the answer. The child leads a session of its own: Ctrl-C reaches the watch alone, which then ends it. It ends by itself when its
-standard input closes, so it does not outlive a watch that was killed. Whatever becomes of it costs this capture and no more.
+and a defect of them would end it. So ``watch`` hands the hang over as a line of JSON (``hang_document``) and hears the answer.
+
+The child leads a session of its own: Ctrl-C reaches the watch alone, which then ends it. It ends by itself when its standard input
+closes, so it does not outlive a watch that was killed. Whatever becomes of it costs this capture and no more.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ...forensics.collect.process_table import read_process_table, start_ticks
 from .hang_document import HangVerdict, encode_hang, verdict_of_samples, verdict_of_words
 from .watch_loop import Hang
 
-__all__ = ["CAPTURE_PROCESS_S", "HangKept", "capture_in_process"]
+__all__ = ["CAPTURE_PROCESS_S", "HangKept", "capture_in_process", "package_environment"]
 
 #: Imports on a busy machine, 40 s of capture, diagnosis with the kernels' code, reports; seconds.
 CAPTURE_PROCESS_S = 240.0
@@ -49,6 +51,13 @@ class HangKept:
     stopped: bool = False
 
 
+def package_environment() -> dict[str, str]:
+    """The environment, with the place where this package was found (a link to a clone counts) for a child's imports."""
+    package = sys.modules[__name__.partition(".repro")[0]]
+    paths = [str(Path(package.__path__[0]).absolute().parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in paths if part)}
+
+
 def capture_in_process(
     hang: Hang,
     root: Path,
@@ -61,14 +70,11 @@ def capture_in_process(
     clock: Clock = SYSTEM,
 ) -> HangKept:
     """Capture, diagnose and report ``hang`` below ``root``. ``argv``: another program in the child's place (tests)."""
-    # Where this package was found: a link to a clone counts.
-    package = sys.modules[__name__.partition(".repro")[0]]
-    paths = [str(Path(package.__path__[0]).absolute().parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in paths if part)}
     try:
         process = subprocess.Popen(
             argv or [sys.executable, "-P", "-m", _MODULE],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=package_environment(),
+            start_new_session=True,
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return HangKept(verdict_of_samples(hang), None, f"its process could not be started: {error}")

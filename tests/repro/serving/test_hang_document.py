@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,8 @@ def test_the_verdict_of_samples_names_no_cause() -> None:
 def test_a_verdict_comes_out_as_it_went_in_and_no_other_does() -> None:
     verdict = HangVerdict("hang", "gpu-spin-barrier", "peer-left", "high", None, "s")
     assert verdict_of_words(verdict.words()) == verdict
-    for words in (None, [], {}, {**verdict.words(), "outcome": "fine"}, {**verdict.words(), "class": 3},
-                  {**verdict.words(), "sentence": "x" * 5000}, {**verdict.words(), "confidence": None}):  # fmt: skip
+    others: tuple[Any, ...] = (None, [], {}, {**verdict.words(), "outcome": "fine"}, {**verdict.words(), "class": 3},
+                  {**verdict.words(), "sentence": "x" * 5000}, {**verdict.words(), "confidence": None})  # fmt: skip
+    for words in others:
         with pytest.raises(EvidenceError):
             verdict_of_words(words)
