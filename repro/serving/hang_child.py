@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +118,7 @@ class _Watch:
             return
         # Nobody waits for the answer any more: end in order, and at the latest soon.
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_ORPHAN_S)
+        SYSTEM.sleep(_ORPHAN_S)
         os._exit(1)
 
     def done(self) -> None:
