@@ -80,7 +80,7 @@ def show_lines(item: Scenario, here: Mapping[str, str]) -> list[str]:
         lines += wrap(f"told apart by: {text}", indent="  ")
     for what, takes in item.not_reproduced:
         lines += wrap(f"not reproduced: {what}. It would take: {takes}", indent="  ")
-    if item.example:
+    if item.example and not item.example.startswith("dsv4-repro show "):
         lines += ["", f"Try: {item.example}"]
     return lines
 

@@ -224,6 +224,8 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
         # The cheapest measurement is told where one is open; where the cause is this scenario's own, its fixes come next.
         own = not diagnosis.next or diagnosis.next.startswith("dsv4-repro list")
         screen.say(f"next: {f'dsv4-repro show {name}    # the fixes, and what runs where' if own else diagnosis.next}")
+    elif diagnosis.outcome == "inconclusive":
+        screen.say(f"next: dsv4-repro run {name} --all    # every row side by side, defect and fixes")
     screen.document({**diagnosis.document(), "run": str(folder), "exit_status": status})
     return status
 

@@ -74,7 +74,7 @@ def test_all_rows_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys)
     assert found["outcome"] == "clean"
     assert isinstance(found["rows"], list)
-    assert len(found["rows"]) == 7
+    assert len(found["rows"]) == 9
 
 
 def test_every_order_of_execution(capsys: pytest.CaptureFixture[str]) -> None:
