@@ -281,7 +281,8 @@ class _Run:
         diagnosis = self._judge(ground, step, outcome, captures, experiment)
         if first:
             self.timing = {
-                "launch_to_hung_s": round(outcome.milliseconds / 1e3, 4),
+                # A server's step is a live count and begins before the launch that hangs: its last movement is nearer.
+                "launch_to_hung_s": round(float(outcome.detail.get("stood_still_s", outcome.milliseconds / 1e3)), 4),
                 "hung_to_diagnosis_s": round(self.clock.monotonic() - started, 4),
             }
         if self.result_hang is None:

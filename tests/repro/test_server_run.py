@@ -99,6 +99,8 @@ def test_a_wedge_is_status_3_with_evidence_and_a_report(drain: Run) -> None:
     hung = next(line for line in _lines(folder) if line["kind"] == "hung")
     assert hung["live"] == 3
     assert hung["detail"]["stood_still_s"] <= 5.0
+    # Not since the live count was reached: that is the step's own time.
+    assert document["timing"]["launch_to_hung_s"] == hung["detail"]["stood_still_s"]
     assert "run drain --no-attach --dump" in document["next"]
 
 
