@@ -172,11 +172,12 @@ class _Reader:
                 if site is not None and pc is not None:
                     waits += self._waits(cta.block_idx, warp, pc, offset, mask, lanes, site)
         return CtaView(
-            cta.block_idx, linear_block(cta.block_idx, grid_dim), cta.sm, self._kind(waits, points), tuple(waits), tuple(points)
+            cta.block_idx, linear_block(cta.block_idx, grid_dim), cta.sm, self._kind(waits, points, partial=cta.partial),
+            tuple(waits), tuple(points),
         )  # fmt: skip
 
     @staticmethod
-    def _kind(waits: list[PolledWait], points: list[WarpPoint]) -> CtaKind:
+    def _kind(waits: list[PolledWait], points: list[WarpPoint], *, partial: bool) -> CtaKind:
         if any(wait.satisfied is not True for wait in waits):
             return "spinning"
         if waits:
@@ -184,7 +185,9 @@ class _Reader:
         kinds = {point.position.kind for point in points}
         if not points or kinds == {"unknown"}:
             return "unknown"
-        return "running" if kinds & {"running", "unknown"} else "blocked"
+        if kinds & {"running", "unknown"}:
+            return "running"
+        return "unknown" if partial else "blocked"  # a warp that was not looked at may be at work
 
     def _position(self, pc: int | None) -> tuple[Position, Site | None]:
         if pc is None or self.code is None or pc not in self.code.lines:

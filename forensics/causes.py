@@ -13,8 +13,9 @@ from typing import Literal
 
 from ..kernels.abi import RADIX_THRESHOLD
 from ..kernels.sasstext import SassLine
+from .arrivals import Arrivals, arrivals
 from .barrier import GridView, PolledWait
-from .ledger import GroupModel, Ledger, members
+from .ledger import GroupModel, Ledger
 from .operands import operand
 from .waitloop import CodeView
 
@@ -40,7 +41,8 @@ class GroupFacts:
 
     ``phases``: phase index of each spinning block (None: the target is no multiple of the group's size). ``settled``: no arrival
     can have happened after the poll (memory was read too, or a watchdog saw that nothing moves); ``polled``: every spinning
-    member's value was polled after its own arrival, so the last of them saw all arrivals.
+    member's value was polled after its own arrival, so the last of them saw all arrivals. ``counted``: resident members that were
+    not read, and have arrived by the counter; ``deduced``: ``own`` rests on the counter, not on every member's registers.
     """
 
     group: int
@@ -61,27 +63,23 @@ class GroupFacts:
     why: str
     settled: bool = False
     polled: bool = False
+    counted: tuple[int, ...] = ()
+    deduced: bool = False
 
 
 def group_facts(view: GridView, model: GroupModel, ledger: Ledger, group: int, *, hung: bool) -> GroupFacts:
     """The numbers of one waiting group. ``hung``: somebody watched and saw no progress."""
     fates = ledger.groups[group] if group < len(ledger.groups) else {}
-    waits = [wait for cta in members(view, model, group) if cta.kind == "spinning" for wait in cta.waits[:1]]
-    values = {wait.current for wait in waits if wait.current is not None}
-    targets = {wait.seen.target for wait in waits if wait.seen.target is not None}
-    phases = tuple(_phase(wait, model.ctas) for wait in waits)
-    own = None if any(phase is None for phase in phases) or not phases else sum((phase or 0) + 1 for phase in phases)
-    value = max(values) if values else None
-    running = fates.get("running", ())
-    rest = value - own if value is not None and own is not None and not running else None
+    found = arrivals(view, model, fates, group, hung=hung)
+    counted = found.unread if found.deduced else ()
     spinning = fates.get("spinning", ())
     return GroupFacts(
-        group, model.ctas, value, min(targets) if targets else None, phases, own, rest, spinning, running, fates.get("exited", ()),
-        fates.get("never_started", ()), fates.get("unknown", ()), any(model.role(block) == "leader" for block in spinning),
-        _restarted(spinning, phases, model),
+        group, model.ctas, found.value, found.target, found.phases, found.own, found.rest, spinning, fates.get("running", ()),
+        fates.get("exited", ()), fates.get("never_started", ()),
+        tuple(block for block in fates.get("unknown", ()) if block not in set(counted)),
+        any(model.role(block) == "leader" for block in spinning), _restarted(spinning, found.phases, model),
         group in ledger.firm, ledger.why[group] if group < len(ledger.why) else "",
-        hung or (bool(waits) and all(wait.live is not None for wait in waits)),
-        bool(waits) and all(wait.live is not None or wait.seen.value_status == "measured" for wait in waits),
+        hung or (bool(found.waits) and all(wait.live is not None for wait in found.waits)), _polled(found), counted, found.deduced,
     )  # fmt: skip
 
 
@@ -93,11 +91,8 @@ def _restarted(spinning: Sequence[int], phases: Sequence[int | None], model: Gro
     return leader is not None and bool(others) and all(phase is not None and phase > leader for phase in others)
 
 
-def _phase(wait: PolledWait, ctas: int) -> int | None:
-    target = wait.seen.target
-    if target is None or target % ctas or wait.loop.comparison not in (">=", "==") or wait.loop.expression != "value":
-        return None
-    return target // ctas - 1
+def _polled(found: Arrivals) -> bool:
+    return bool(found.waits) and all(wait.live is not None or wait.seen.value_status == "measured" for wait in found.waits)
 
 
 def arrival_is_fenced(code: CodeView | None, wait: PolledWait) -> bool | None:
@@ -151,11 +146,15 @@ def causes(facts: GroupFacts, model: GroupModel, view: GridView, wait: PolledWai
         _reset_race(facts, zeroes),
         _init_race(facts, zeroes),
         _missing_fence(facts, fenced),
-        Rule("stale-counter", "unknown" if facts.missing_arrivals else "contradicted", (_stale(facts),)),
+        Rule("stale-counter", "contradicted" if facts.missing_arrivals == 0 and not facts.deduced else "unknown", (_stale(facts),)),
     )
 
 
 def _stale(facts: GroupFacts) -> str:
+    if facts.deduced:
+        return "a counter that did not start at zero cannot be told from members that were not read and have arrived"
+    if facts.missing_arrivals is None:
+        return "the counter, or what the members have added, is not known"
     if facts.missing_arrivals:
         return "arrivals of members that are gone cannot be told from a counter that did not start at zero"
     return "the counter is explained by arrivals that started at zero"
@@ -212,10 +211,15 @@ def _not_co_resident(facts: GroupFacts, model: GroupModel, others_run: bool) -> 
     early = model.params is not None and model.params.max_seq_len <= RADIX_THRESHOLD
     if early and all(model.role(block) == "peer" for block in facts.never_started):
         return Rule("not-co-resident", "unknown", (*reasons, "by its parameters they would leave at entry if they started"))
-    reasons.append(
-        f"the counter, {facts.value}, is the arrivals of the {len(facts.spinning)} resident members, and all of them wait"
-    )
-    return Rule("not-co-resident", "supported", tuple(reasons), facts.firm and model.certain)
+    have = len(facts.spinning) + len(facts.counted)
+    if facts.deduced:
+        reasons.append(
+            f"the counter, {facts.value}, is the number of resident members: all of them have arrived, if it started at zero "
+            f"(not every one was read in full)"
+        )
+    else:
+        reasons.append(f"the counter, {facts.value}, is the arrivals of the {have} resident members, and all of them wait")
+    return Rule("not-co-resident", "supported", tuple(reasons), facts.firm and model.certain and not facts.deduced)
 
 
 def _reset_race(facts: GroupFacts, zeroes: bool | None) -> Rule:

@@ -31,6 +31,8 @@ CODE = re.compile(
 )
 PRINTED = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]{2,40}) = (-?\d{1,20}|0x[0-9a-fA-F]{1,16})\b")
 VALUE = re.compile(r"^\$\d+ = ")
+#: Our own script's count of the rows it was shown.
+COUNTED = re.compile(r"^dsv4-repro: kernel (\d{1,6}): (\d{1,9}) blocks resident\b")
 COMMAND = re.compile(r"^\(cuda-gdb\) (.*)$")
 READS = re.compile(rf"^(?:print|p|output)(?:/\w)? \*?\(?\*?\(@global[^)]*\*\)\s*({HEX})")
 READS_PARAMETERS = re.compile(r"^x/\d+\w* \$_cuda_const_bank\(0,\s*(0x[0-9a-fA-F]+|\d+)\)")

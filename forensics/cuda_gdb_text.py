@@ -21,6 +21,7 @@ from .cuda_gdb_patterns import (
     COALESCED,
     CODE,
     COMMAND,
+    COUNTED,
     DETACHED,
     DEVICE,
     DIM,
@@ -134,6 +135,8 @@ class _Parser:
         self.frames: dict[int, tuple[str, Dim3, Dim3]] = {}
         self.blocks: dict[int, dict[Dim3, int | None]] = {}
         self.counted: set[int] = set()
+        self.cut: set[int] = set()
+        self.tables: set[tuple[int, int]] = set()
         self.warps: dict[_Place, _Warp] = {}
         self.lanes: dict[_Place, dict[int, _Lane]] = {}
         self.code: dict[str, list[str]] = {}
@@ -158,6 +161,9 @@ class _Parser:
             self.command = line = command[1]
         if not line.strip():
             return
+        counted = COUNTED.match(line)
+        if counted and len(self.blocks.get(int(counted[1]), {})) < int(counted[2]):
+            self.cut.add(int(counted[1]))
         self._refusal(line)
         focus = FOCUS.search(line)
         if focus:
@@ -223,6 +229,8 @@ class _Parser:
         place = SM_HEAD.match(line)
         if place:
             self.place = (int(place[1]), int(place[2]), int(place[3]) if place[3] else None)
+            if self.table == "warps":
+                self.tables.add(self.place[:2])
             return True
         return False
 
@@ -266,6 +274,7 @@ class _Parser:
         """The blocks of a coalesced row, x fastest. Where only x runs, no grid size is needed."""
         if count > limits.MAX_TRANSCRIPT_BLOCKS:
             self.unread.append(Unread(f"{count} blocks of kernel {self.kernel}", "more than are listed one by one"))
+            self.cut.add(self.kernel)
             return []
         if first[1:] == last[1:]:
             return [(x, first[1], first[2]) for x in range(first[0], min(last[0] + 1, first[0] + count))]
@@ -365,16 +374,24 @@ class _Parser:
         function, sass, entry = self._listing(number)
         name = function if function.startswith("_Z") or not kernel.name else kernel.name
         known = self.blocks.get(number)
-        complete = number in self.counted
-        if not complete:
-            what = f"resident blocks of kernel {number}" + (f" ({name})" if name else "")
+        complete = number in self.counted and number not in self.cut
+        what = f"resident blocks of kernel {number}" + (f" ({name})" if name else "")
+        if number in self.cut:
+            self.unread.append(Unread(what, "the list in the transcript is not whole", "cuda-gdb: info cuda blocks"))
+        elif not complete:
             self.unread.append(Unread(what, "no `info cuda blocks` in the transcript", "cuda-gdb: info cuda blocks"))
-        bare = 0
+        bare = brief = 0
         ctas = []
         for block, sm in sorted((known or {}).items(), key=lambda item: (item[0][2], item[0][1], item[0][0])):
             warps = self._warps_of(number, kernel.device, block, entry)
             bare += not warps
-            ctas.append(CtaState(block, sm, warps))
+            partial = bool(warps) and (kernel.device, sm) not in self.tables and 32 * len(warps) < _threads(kernel.block_dim)
+            brief += partial
+            ctas.append(CtaState(block, sm, warps, partial=partial))
+        if brief:
+            what = f"the other warps of {brief} resident blocks of kernel {number}"
+            why = "only the thread that was in focus was read"
+            self.unread.append(Unread(what, why, "cuda-gdb: info cuda warps on each SM"))
         if bare:
             self.unread.append(
                 Unread(
@@ -422,7 +439,8 @@ class _Parser:
             uniform = _bank(lane.registers, "UR", 64) or uniform
             flags = [bit for bit in range(7) if f"P{bit}" in lane.registers]
             predicates = sum(1 << bit for bit in flags if lane.registers[f"P{bit}"]) if flags else None
-            named = {} if registers else {name: value for name, value in lane.registers.items() if name[0] in "RU"}
+            banked = {f"R{index}" for index in range(len(registers or ()))} | {f"UR{index}" for index in range(len(uniform or ()))}
+            named = {name: value for name, value in lane.registers.items() if name[0] in "RU" and name not in banked}
             lanes.append(LaneState(number, lane.thread, _offset(pc, entry), registers, predicates, pc, named))
         if warp.active == 0 and lanes:  # only a focus line told of this warp
             mask = sum(1 << lane.lane for lane in lanes)
@@ -444,6 +462,10 @@ def _offset(pc: int | None, entry: int | None) -> int | None:
     if pc is None or entry is None or not entry <= pc < entry + limits.MAX_FUNCTION_BYTES:
         return None
     return pc - entry
+
+
+def _threads(dim: Dim3) -> int:
+    return dim[0] * dim[1] * dim[2]
 
 
 def _dim(parts: list[int] | tuple[str, ...] | list[str] | tuple[str | None, ...]) -> Dim3:

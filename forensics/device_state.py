@@ -53,12 +53,13 @@ class WarpState:
 
 @dataclass(frozen=True, slots=True)
 class CtaState:
-    """One resident CTA (thread block)."""
+    """One resident CTA (thread block). ``partial``: ``warps`` are those that were looked at, the block may have others."""
 
     block_idx: Dim3
     sm: int | None
     warps: tuple[WarpState, ...]
     cluster_idx: Dim3 | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

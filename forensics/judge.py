@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from . import limits
+from .arrivals import at_work, checked_ledger
 from .barrier import CtaView, GridView, PolledWait
 from .causes import GroupFacts, Rule, causes, decide, group_facts
 from .device_state import DeviceState
@@ -61,7 +62,7 @@ class _Grid:
 
 def judge(state: DeviceState, views: Sequence[GridView], *, hung: bool) -> Judged:
     """The verdict over all grids. ``hung``: somebody watched and saw no progress."""
-    grids = [_grid(state, view) for view in views]
+    grids = [_grid(state, view, hung=hung) for view in views]
     waits = tuple(_waits(grids))
     ledger = _ledger_records(grids)
     spinning = [grid for grid in grids if grid.view.spinning()]
@@ -117,10 +118,11 @@ def _placed(best: Judged, state: DeviceState) -> Judged:
     return replace(best, sentence=f"device {best.view.grid.device}: {best.sentence}") if several and best.view else best
 
 
-def _grid(state: DeviceState, view: GridView) -> _Grid:
+def _grid(state: DeviceState, view: GridView, *, hung: bool) -> _Grid:
     model = group_model(view)
-    ledger = build_ledger(state, view, model) if model is not None and model.certain else None
-    return _Grid(view, model, ledger)
+    if model is None or not model.certain:
+        return _Grid(view, model, None)
+    return _Grid(view, model, checked_ledger(build_ledger(state, view, model), view, model, hung=hung))
 
 
 def _with(best: Judged, waits: tuple[Wait, ...], ledger: tuple[LedgerGroup, ...], others: list[Judged]) -> Judged:
@@ -192,24 +194,25 @@ def _ledger_records(grids: Sequence[_Grid]) -> tuple[LedgerGroup, ...]:
 
 
 def _judge_grid(grid: _Grid, views: Sequence[GridView], *, hung: bool) -> Judged:
+    if grid.model is not None and grid.ledger is not None:
+        return _judge_groups(grid, grid.model, grid.ledger, views, hung=hung)
     listed = all(view.grid.ctas is not None and view.grid.complete for view in views)
     others_run = not listed or any(cta.kind in ("running", "leaving", "unknown") for view in views for cta in view.ctas)
-    if grid.model is not None and grid.ledger is not None:
-        return _judge_groups(grid, grid.model, grid.ledger, others_run=others_run, hung=hung)
     return _judge_plain(grid, others_run=others_run, hung=hung)
 
 
-def _judge_groups(grid: _Grid, model: GroupModel, ledger: Ledger, *, others_run: bool, hung: bool) -> Judged:
+def _judge_groups(grid: _Grid, model: GroupModel, ledger: Ledger, views: Sequence[GridView], *, hung: bool) -> Judged:
     decided: list[tuple[Rule | None, GroupFacts, PolledWait, tuple[Rule, ...]]] = []
     for group in waiting_groups(grid.view, model)[:256]:
         facts = group_facts(grid.view, model, ledger, group, hung=hung)
-        wait = next(wait for cta in members(grid.view, model, group) for wait in cta.waits if wait.satisfied is not True)
-        rules = causes(facts, model, grid.view, wait, others_run=others_run)
+        open_waits = [wait for cta in members(grid.view, model, group) for wait in cta.waits if wait.satisfied is not True]
+        wait = min(open_waits, key=lambda item: item.seen.target is None)  # the first whose target was read
+        rules = causes(facts, model, grid.view, wait, others_run=at_work(views, grid.view, model, group))
         decided.append((decide(rules), facts, wait, rules))
     words = {rule.cause for rule, *_ in decided if rule is not None}
     rule, facts, wait, rules = next((item for item in decided if item[0] is not None), decided[0])
     cause = rule.cause if rule is not None and len(words) == 1 else None
-    stuck = hung or cause is not None or _nobody_left(facts, wait, others_run=others_run)
+    stuck = hung or cause is not None or _nobody_left(facts, wait, others_run=at_work(views, grid.view, model, facts.group))
     if not stuck:
         return _perhaps(grid, facts, wait, rules)
     place = place_of(wait, model, grid.view)
@@ -368,9 +371,10 @@ def _sentence(grid: _Grid, facts: GroupFacts, wait: PolledWait, cause: str | Non
     if cause == "peer-left":
         return f"{who} waits for {what}, and {_blocks(facts.exited)} of its group left without arriving: it waits for ever"
     if cause == "not-co-resident":
-        have, need = len(facts.spinning), facts.ctas
+        have, need = len(facts.spinning) + len(facts.counted), facts.ctas
+        read = f" (by the counter; {len(facts.counted)} of them were not read)" if facts.counted else ""
         return (
-            f"{have} of the {need} blocks of group {facts.group} are resident and wait for {what}; "
+            f"{have} of the {need} blocks of group {facts.group} are resident and wait for {what}{read}; "
             f"{_blocks(facts.never_started)} never started, because the waiting blocks hold the room"
         )
     if cause == "reset-race":

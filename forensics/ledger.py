@@ -245,19 +245,34 @@ def build_ledger(state: DeviceState, view: GridView, model: GroupModel) -> Ledge
     for group in range(-(-total // model.ctas)):
         fates: dict[Fate, list[int]] = {}
         why: dict[str, bool] = {}
+        unread = 0
         for linear in range(group * model.ctas, min((group + 1) * model.ctas, total)):
             cta = resident.get(linear)
+            if cta is not None and not_read(cta):
+                fates.setdefault("unknown", []).append(linear)
+                unread += 1
+                continue
             if cta is not None:
                 fates.setdefault("spinning" if cta.kind == "spinning" else "running", []).append(linear)
                 continue
             fate, reason, sure = _missing(linear, highest, room, model, listed)
             fates.setdefault(fate, []).append(linear)
             why[reason] = sure
+        if unread:
+            said = (
+                f"{unread} blocks are resident, but where they stand" if unread > 1 else "1 block is resident, but where it stands"
+            )
+            why[f"{said} was not read"] = False
         groups.append({fate: tuple(blocks) for fate, blocks in fates.items()})
         reasons.append("; ".join(why))
         if all(why.values()):
             firm.add(group)
     return Ledger(tuple(groups), tuple(reasons), frozenset(firm), room)
+
+
+def not_read(cta: CtaView) -> bool:
+    """Whether nothing says where a resident block stands. One that stands somewhere, not at a wait, is another matter."""
+    return cta.kind == "unknown" and all(point.pc is None for point in cta.points)
 
 
 def _missing(linear: int, highest: int, room: Room, model: GroupModel, listed: bool) -> tuple[Fate, str, bool]:

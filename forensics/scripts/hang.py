@@ -1,9 +1,10 @@
 """Source this in cuda-gdb (``source hang.py``): prints what a barrier autopsy needs from the live process or core dump in focus.
 
-For each kernel: its blocks; for up to 16 blocks: warps, the code around the PC of thread 0 (the thread that polls), registers,
-uniform registers and predicates; the polled word, where its address can be told from the registers, and every word in
-``addresses``. Output is cuda-gdb's own text under its prompt, so that any reader of transcripts reads it. Each command may
-fail without the others. Runs on Python 3.8 or later; changes nothing in the target.
+For each kernel: its blocks and their number; for up to 16 blocks: warps, the code around the PC of thread 0 (the thread that
+polls), registers, uniform registers and predicates; the polled word, where its address can be told from the registers, and every
+word in ``addresses``. Of the other blocks, for a few seconds: where thread 0 stands, and the registers of the loop that the first
+ones poll in. Output is cuda-gdb's own text under its prompt, so that any reader of transcripts reads it. Each command may fail
+without the others. Runs on Python 3.8 or later; changes nothing in the target.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ DEADLINE = STARTED + float(SETTINGS["deadline_s"]) if "deadline_s" in SETTINGS e
 PARAM_BASES = {"sm_7": 0x160, "sm_8": 0x160, "sm_9": 0x210, "sm_10": 0x380, "sm_11": 0x380, "sm_12": 0x380}
 MOST_KERNELS = 8
 BEFORE, AFTER = 24, 24
+#: Blocks that are read in brief after those read in full, and the seconds that all kernels together may take for it.
+MOST_BRIEF, BRIEF_S = 4096, 4.0
+MOST_NAMES = 24
 INSTRUCTION = re.compile(r"^(?:=>)?\s*(0x[0-9a-f]+)\s+(?:<[^>]*>)?:\s*(.*)$")
 LOAD = re.compile(
     r"\bLDG?\.[A-Z0-9.]*STRONG[A-Z0-9.]*\s+R(\d+),\s*(?:desc\[UR\d+\])?\[R(\d+)(?:\.64)?(?:\.U32)?(?:\+UR(\d+))?(?:\+(-?0x[0-9a-f]+))?\]"
 )
+BRANCH = re.compile(r"\bBRA(?:\.[A-Z.]+)?\s+(?:U?P\d+,\s*)?(0x[0-9a-f]+)")
 MOVE = re.compile(r"^(?:@!?U?P\d+\s+)?(?:MOV|IMAD\.MOV(?:\.U32)?|IMAD\.U32)\s+R(\d+),\s*(?:RZ,\s*RZ,\s*)?(U?R(?:\d+|Z))\b")
 
 
@@ -118,16 +123,37 @@ def register(name: str) -> int | None:
         return None
 
 
+def instructions(code: str) -> list[tuple[int, str]]:
+    """Address and text of each instruction of a listing."""
+    matches = (INSTRUCTION.match(line) for line in code.splitlines())
+    return [(int(match.group(1), 16), match.group(2)) for match in matches if match]
+
+
+def loop_registers(code: str) -> list[str]:
+    """Names of the registers in the loops around strong loads of the window: what a wait there is told from."""
+    lines = instructions(code)
+    found: list[str] = []
+    for at, text in lines:
+        if not LOAD.search(text):
+            continue
+        ends = [
+            (int(match.group(1), 16), where) for where, word in lines for match in [BRANCH.search(word)] if match and where >= at
+        ]
+        first, last = next(((to, where) for to, where in ends if to <= at), (at, at + 8 * 16))
+        for where, word in lines:
+            if first <= where <= last:
+                found += [name for name in re.findall(r"\bU?R\d+\b", word) if name not in found]
+        wide = [f"{name.rstrip('0123456789')}{int(name.lstrip('UR')) + 1}" for name in found]
+        found += [name for name in wide if name not in found]  # the upper half of a pair is not written out
+    return found[:MOST_NAMES]
+
+
 def polled_address(code: str) -> tuple[int | None, str]:
     """The address of the polled word: a strong load's base register pair, followed back through plain moves in the window.
 
     Returns (address, how) or (None, why). Only moves are followed; anything else that writes the base makes the answer "not known".
     """
-    lines = []
-    for line in code.splitlines():
-        match = INSTRUCTION.match(line)
-        if match:
-            lines.append((int(match.group(1), 16), match.group(2)))
+    lines = instructions(code)
     loads = [(at, match) for at, text in lines for match in [LOAD.search(text)] if match]
     if not loads:
         return None, "no strong load in the window"
@@ -173,17 +199,17 @@ def focus(kernel: int, block: tuple[int, ...]) -> bool:
     return run(f"cuda kernel {kernel} block ({x},{y},{z}) thread (0,0,0)") is not None
 
 
-def read_block(kernel: int, block: tuple[int, ...], seen: set[int]) -> None:
-    """Warps, code, registers and the polled word of one block."""
+def read_block(kernel: int, block: tuple[int, ...], seen: set[int]) -> list[str]:
+    """Warps, code, registers and the polled word of one block; the registers that its wait is told from."""
     if not focus(kernel, block):
-        return
+        return []
     run("info cuda warps")
     code = None
     for before in (BEFORE, 4, 0):
         code = run(f"x/{before + AFTER}i $pc-{16 * before}")
         if code is not None:
             break
-    run("info registers")
+    shown = run("info registers")
     address, how = polled_address(code or "")
     if address is None:
         say(f"dsv4-repro: polled word not known: {how}")
@@ -191,6 +217,19 @@ def read_block(kernel: int, block: tuple[int, ...], seen: set[int]) -> None:
         seen.add(address)
         say(f"dsv4-repro: polled word at {address:#x} ({how})")
         word(address)
+    # A name that the target does not have would fail the whole of a later command.
+    return [name for name in loop_registers(code or "") if shown is not None and re.search(rf"^{name}\s", shown, re.MULTILINE)]
+
+
+def read_brief(kernel: int, blocks_left: list[tuple[int, ...]], names: list[str], until: float) -> None:
+    """Where thread 0 of each block stands (the line of the focus says so) and the named registers."""
+    wanted = " ".join(f"${name}" for name in names)
+    for number, block in enumerate(blocks_left[:MOST_BRIEF]):
+        if time.monotonic() >= until:
+            say(f"dsv4-repro: the time for brief reading is over: {len(blocks_left) - number} blocks of kernel {kernel} not read")
+            return
+        if focus(kernel, block) and wanted:
+            run(f"info registers {wanted}")
 
 
 def word(address: int) -> None:
@@ -218,18 +257,28 @@ def read_all() -> None:
     run("info cuda devices")
     seen: set[int] = set()
     most = int(SETTINGS.get("blocks", 16))
+    waiting: list[tuple[int, list[tuple[int, ...]], list[str]]] = []
     for kernel in kernels()[:MOST_KERNELS]:
         resident = blocks(kernel)
-        if len(resident) > most:
-            say(f"dsv4-repro: {len(resident)} blocks resident, {most} of them read in full")
+        if resident:
+            say(f"dsv4-repro: kernel {kernel}: {len(resident)} blocks resident, {min(most, len(resident))} of them read in full")
+        names: list[str] = []
         for number, block in enumerate(resident[:most]):
-            read_block(kernel, block, seen)
+            names += [name for name in read_block(kernel, block, seen) if name not in names]
             if number == 0:
                 parameters()
+        waiting.append((kernel, resident[most:], names[:MOST_NAMES]))
     for address in SETTINGS.get("addresses", ()):
         if int(address) not in seen:
             say(f"dsv4-repro: word at {int(address):#x}")
             word(int(address))
+    until = time.monotonic() + float(SETTINGS.get("brief_s", BRIEF_S))
+    if DEADLINE is not None:
+        until = min(until, DEADLINE - 2.0)
+    for kernel, rest, names in waiting:
+        # Only where the first ones poll is there a wait that the others may share.
+        if rest and names:
+            read_brief(kernel, rest, names, until)
     for address, value in SETTINGS.get("write", ()):
         # Only on request: releases a wait by satisfying it. Results of that row are worthless.
         run(f"set var *(@global int*){int(address):#x} = {int(value)}")

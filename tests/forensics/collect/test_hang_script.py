@@ -152,8 +152,23 @@ def test_no_kernels_is_said(source: Callable[..., tuple[FakeGdb, str]]) -> None:
 def test_of_many_blocks_some_are_read_and_the_number_is_said(source: Callable[..., tuple[FakeGdb, str]]) -> None:
     many = "BlockIdx State Dev SM\nKernel 0\n" + "".join(f"  ({index},0,0) running 0 {index}\n" for index in range(264))
     module, text = source({"info cuda blocks kernel 0": many}, blocks=3)
-    assert "dsv4-repro: 264 blocks resident, 3 of them read in full" in text
-    assert len([command for command in module.asked if command.startswith("cuda kernel")]) == 3
+    assert "dsv4-repro: kernel 0: 264 blocks resident, 3 of them read in full" in text
+    assert module.asked.count("info cuda warps") == 3
+    assert len([command for command in module.asked if command.startswith("cuda kernel")]) == 3, "no register list: nothing to name"
+
+
+def test_the_other_blocks_are_asked_for_the_registers_of_the_loop_that_exist(source: Callable[..., tuple[FakeGdb, str]]) -> None:
+    many = "BlockIdx State Dev SM\nKernel 0\n" + "".join(f"  ({index},0,0) running 0 {index}\n" for index in range(264))
+    listed = "".join(f"{name}  {value:#x}  {value}\n" for name, value in REGISTERS.items())
+    module, text = source({"info cuda blocks kernel 0": many, "info registers": listed}, blocks=3)
+    brief = [command for command in module.asked if command.startswith("info registers $")]
+    assert len(brief) == 261
+    assert set(brief[0].split()[2:]) == {"$R4", "$R5", "$R6", "$R9", "$R10", "$UR12"}
+    assert module.asked.count("info cuda warps") == 3
+    assert "failed" not in text
+    module, text = source({"info cuda blocks kernel 0": many, "info registers": listed}, blocks=3, brief_s=0)
+    assert "dsv4-repro: the time for brief reading is over: 261 blocks of kernel 0 not read" in text
+    assert not [command for command in module.asked if command.startswith("info registers $")]
 
 
 def test_past_its_deadline_it_detaches_and_says_so(source: Callable[..., tuple[FakeGdb, str]]) -> None:
