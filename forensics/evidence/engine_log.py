@@ -267,7 +267,7 @@ def _chosen(section: Section, kind: str, pattern: re.Pattern[str]) -> Iterator[t
 
 
 _LOG_LINE = re.compile(
-    r"^\s*(?:\([^()]{1,60}pid=\d+[^)]*\)\s*)?(?:\[rank\d+\]:)?\s*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ :]|\[[IWEF]\d{4} |"
+    r"^\s*(?:\([^()]{1,60}pid=\d+(?!\d)[^)]*\)\s*)?(?:\[rank\d+\]:\s*)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ :]|\[[IWEF]\d{4} |"
     r"Traceback \(|  File \")"
 )
 

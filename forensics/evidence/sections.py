@@ -16,10 +16,13 @@ HEADING = re.compile(
     r"^\s*(?:={3,}\s*(?P<a>\S[^\n]*?)\s*={3,}|==>\s*(?P<b>\S.*?)\s*<==|#{3,}\s+(?P<c>\S.*?)\s+#{3,}|-{4,}\s*(?P<d>[A-Za-z/][^|+\n]{2,}?)\s*-{4,})\s*$"
 )
 
+_LONGEST = 400
+
 
 def heading_of(line: str) -> str | None:
     """The words of a heading line, None for other lines."""
-    if not line or line.lstrip()[:1] not in ("=", "#", "-"):
+    # What is longer is no heading; on a long line of signs alone the pattern would try every way to share them out.
+    if not line or len(line) > _LONGEST or line.lstrip()[:1] not in ("=", "#", "-"):
         return None
     match = HEADING.match(line)
     if match is None:
