@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +20,7 @@ from .why_document import WhyBuild, WhyCause, WhyDeadline, WhyDocument, WhyRank,
 if TYPE_CHECKING:
     from .options import Common
 
-__all__ = ["document_of", "find_one", "next_steps", "run_why", "with_log"]
+__all__ = ["document_of", "find_one", "next_steps", "run_why"]
 
 #: An attach with everything around it takes so long at most, seconds (0.7 to 19 s were measured).
 ATTACH_S = 30.0
@@ -240,17 +239,12 @@ def _blind(seen: Look) -> Sequence[Unread]:
     return (*seen.unread, *(Unread(item.signal, item.why) for item in blind if item.why not in known))
 
 
-def with_log(target: ServerTarget, log: Path | None) -> ServerTarget:
-    """The target with the log that the user named, which may be away for a moment (rotation)."""
-    if log is None:
-        return target
-    return replace(target, log_path=log, unread=tuple(item for item in target.unread if not item.what.startswith("log of")))
-
-
 def run_why(named: str | None, common: Common, *, log: Path | None = None, clock: Clock = SYSTEM) -> int:
     """The verb. Exit status: 3 a hang, 0 fine (healthy, idle, starting), 4 it has ended, 5 not decided, or there is no server."""
     if log is not None and not os.path.isfile(log):
         raise UsageError(f"--log {str(log)[:200]}: there is no such file")
+    from .serving.ranks import with_log
+
     screen = Screen(as_json=common.as_json, clock=clock)
     began = clock.monotonic()
     screen.progress("looking, without touching anything")
