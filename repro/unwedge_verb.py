@@ -233,6 +233,14 @@ class _Nothing:
 _NONE = _Nothing()
 
 
+def _after_refusal(refused: str, looked: UnwedgeLook, same: str) -> str:
+    """``why`` for a server that is not wedged; for one that may be the evidence, and then the restart that is left."""
+    if refused.startswith("it is not wedged") or not looked.target.ranks:
+        return f"dsv4-repro why {same}    # its state, and since when"
+    worker = looked.target.ranks[0].pid
+    return f"dsv4-repro autopsy {worker} --attach    # if it stands: the evidence, then restart the server (docs/production.md)"
+
+
 def _judge(
     work: _Work, last: Recovery | None, target: ServerTarget
 ) -> tuple[Literal["clean", "hang", "other", "inconclusive"], int]:
@@ -291,7 +299,7 @@ def run_unwedge(
         return status
 
     if plan.refused:
-        screen.say(f"next: dsv4-repro why {same}    # its state, the evidence to keep, the engine's deadline")
+        screen.say(f"next: {_after_refusal(plan.refused, looked, same)}")
         return document("inconclusive", 5, refused=plan.refused)
     if not common.yes:
         given = (

@@ -57,9 +57,10 @@ def unwedge(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[...,
         common = Common(as_json=True, yes=yes, out=tmp_path / "unwedge")
         capsys.readouterr()
         status = run_unwedge(str(server.pid), common, url=server.base_url, agent_folder=server.agent_folder, **options)
-        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        captured = capsys.readouterr()
+        document: dict[str, Any] = json.loads(captured.out)
         assert document["exit_status"] == status
-        return status, document
+        return status, {**document, "said": captured.err}
 
     return run
 
@@ -82,6 +83,9 @@ def test_a_dry_run_touches_nothing_and_the_agent_gets_it_going(stand_in: Start, 
         assert (status, document["outcome"], document["dry_run"]) == (3, "hang", True)
         assert document["plan"]["ranks"][0]["way"] == "agent"
         assert server.state()["wedged"]
+        assert f"{server.base_url}: WEDGED in the known wait" in document["said"]
+        asked = f"--url {server.base_url} --agent-folder {server.agent_folder} --yes"
+        assert document["said"].splitlines()[-1] == f"next: dsv4-repro unwedge {server.pid} {asked}"
         before = load.sample().tokens
         status, document = unwedge(server, yes=True)
         assert (status, document["outcome"]) == (0, "clean")
@@ -138,6 +142,7 @@ def test_two_at_once_the_second_is_refused(stand_in: Start, tmp_path: Path, unwe
         status, document = unwedge(server, yes=True)
         assert status == 5
         assert "somebody else is releasing" in document["refused"]
+        assert "Refused: somebody else" in document["said"]
         assert server.state()["wedged"]
 
 
@@ -146,6 +151,7 @@ def test_a_healthy_server_is_refused(stand_in: Start, unwedge: Any) -> None:
         status, document = unwedge(server, yes=True)
         assert status == 5
         assert document["ranks"] == []
+        assert f"next: dsv4-repro why {server.pid}" in document["said"]
 
 
 def test_without_an_answer_of_the_agent_a_fresh_stall_is_not_proof(stand_in: Start, tmp_path: Path, unwedge: Any) -> None:
@@ -153,6 +159,7 @@ def test_without_an_answer_of_the_agent_a_fresh_stall_is_not_proof(stand_in: Sta
         status, document = unwedge(server, yes=True, via="agent")
         assert status == 5
         assert document["plan"]["ranks"][0]["way"] == "none"
+        assert f"next: dsv4-repro autopsy {document['plan']['ranks'][0]['pid']} --attach" in document["said"]
         assert server.state()["wedged"]
 
 
