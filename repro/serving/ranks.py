@@ -191,8 +191,14 @@ def _target(look: Look, root: int, base_url: str | None) -> ServerTarget:
 
 
 def _ray_workers(look: Look, root: int, roles: Mapping[int, object], unread: list[Unread]) -> dict[int, str]:
-    """Ray's actors belong to the server if there is only one here; other nodes are never seen."""
-    found = [pid for pid, entry in look.table.entries.items() if is_ray_worker(entry) and pid not in roles]
+    """Ray's actors belong to the server if there is only one here; other nodes are never seen. They are no descendants and a title
+    is what a process calls itself: only those of the server's own user count, so that nobody else can pose as one."""
+    owner = _uid(look, root)
+    titled = [pid for pid, entry in look.table.entries.items() if is_ray_worker(entry) and pid not in roles]
+    found = [pid for pid in titled if owner is not None and _uid(look, pid) == owner]
+    if len(found) < len(titled):
+        why = f"{len(titled) - len(found)} processes of another user call themselves so: not taken for this server's"
+        unread.append(Unread("Ray workers of another user", why, "Name the worker's pid: dsv4-repro autopsy PID --attach"))
     if not found:
         return {}
     if len(server_roots(look.table)) > 1:
@@ -203,6 +209,13 @@ def _ray_workers(look: Look, root: int, roles: Mapping[int, object], unread: lis
         Unread("Ray workers on other nodes", "only this machine's processes can be seen", "Run this on every node: ray list nodes")
     )
     return dict.fromkeys(sorted(found), "Ray actor")
+
+
+def _uid(look: Look, pid: int) -> int | None:
+    try:
+        return (look.root / str(pid)).stat().st_uid
+    except OSError:
+        return None
 
 
 def _in_process(
@@ -249,10 +262,8 @@ def _agent_folder(look: Look, environment: Mapping[str, str], root: int, workers
     named = setting("DSV4_REPRO_AGENT_DIR")
     asked = any(setting(f"DSV4_REPRO_{name}").strip().lower() in _TRUE for name in ("AGENT", "GUARD", "RESCUE"))
     if not named:
-        try:
-            uid = (look.root / str(root)).stat().st_uid
-        except OSError:
-            uid = os.getuid()
+        owner = _uid(look, root)
+        uid = owner if owner is not None else os.getuid()
         named = f"{environment.get('TMPDIR') or tempfile.gettempdir()}/dsv4-repro-agent-{uid}"
     known = [Rank(pid, None, look.table.entries[pid].start_ticks) for pid in workers]
     for candidate in (Path(named), look.root / str(root) / "root" / named.lstrip("/")):

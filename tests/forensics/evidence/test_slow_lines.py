@@ -1,4 +1,4 @@
-"""Lines that make a pattern try every way of sharing them out: a log may hold anything, and reading it takes the time of its size."""
+"""Lines that make a pattern try every way of sharing them out: a log may hold anything, and is read in the time of its size."""
 
 from __future__ import annotations
 

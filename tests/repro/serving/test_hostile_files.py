@@ -118,3 +118,15 @@ def test_another_users_server_is_found_although_its_root_may_not_be_entered(tmp_
         assert find_server(70, root=tmp_path).api_pid == 70
     finally:
         os.seteuid(0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+def test_another_users_process_does_not_pose_as_a_worker(tmp_path: Path) -> None:
+    _process(tmp_path, 70, 1, ["vllm", "serve", "m"], {})
+    _process(tmp_path, 71, 1, ["ray::RayWorkerWrapper.execute_method"], {})
+    _process(tmp_path, 72, 1, ["ray::RayWorkerWrapper.execute_method"], {})
+    _process(tmp_path, 73, 1, ["VLLM::Worker_TP1"], {})
+    os.chown(tmp_path / "72", 65534, 65534)
+    found = find_server(70, root=tmp_path)
+    assert [rank.pid for rank in found.ranks] == [71]
+    assert any("1 processes of another user" in item.why for item in found.unread)
