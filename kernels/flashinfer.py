@@ -166,7 +166,9 @@ def _members(version: Version, names: Sequence[str], store: Cache, progress: Pro
         return {name: content for name, content in kept.items() if content}
     candidates = [item for item in list_wheels(PACKAGE, pip_settings()) if item.version == version]
     if not candidates:
-        raise KernelNotFoundError(f"the configured index has no wheel of {PACKAGE} {version}")
+        raise KernelNotFoundError(
+            f"the configured index has no wheel of {PACKAGE} {version}", help_text=f"pip index versions {PACKAGE}"
+        )
     try:
         with (
             tempfile.TemporaryDirectory() as folder,

@@ -48,6 +48,12 @@ def choose_row(entry: Scenario, fix: str | None, kernel: str | None, ground: str
         found = next((row for row in rows if not row.fixed), rows[0])
     else:
         named = [row for row in rows if row.name == fix]
+        elsewhere = next((row for row in entry.variants() if row.name == fix), None)
+        if not named and elsewhere is not None:
+            where = " and ".join(elsewhere.grounds)
+            raise UsageError(
+                f"row {fix} of {entry.name} runs on the {where} ground only", help_text=f"dsv4-repro show {entry.name}"
+            )
         if not named:
             raise UsageError(f"{entry.name} has no row {fix[:80]!r}; there are: {', '.join(row.name for row in rows)}")
         found = named[0]

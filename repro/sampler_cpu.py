@@ -113,7 +113,7 @@ def _one(program: Any, image: Any, what: SamplerLaunch, seed: int, keep: Keep | 
         wrong = mask_faults(mask(), logits, what.top_k)
         if wrong:
             if pivots_differ(mask()[0], logits[0], chunk):
-                wrong[0] += "; its blocks cut at different values: some read a histogram to which others had yet to add"
+                wrong[0] += "; its blocks cut at different values, as where some read a histogram before all had added to it"
             kept = [keep("answers", "answers.json", json.dumps({**detail, "wrong": wrong}, indent=1))] if keep else []
             return Ended(_diagnosis("wrong-result", f"the kernel finished with a wrong mask ({where}): {wrong[0]}", kept), detail)
         return Ended(_diagnosis("not-hung", f"{where}: the launch completed and the mask came out right"), detail)

@@ -135,6 +135,8 @@ def test_choosing_a_row() -> None:
     assert choose_row(entry, None, "builtin:guard").kernel == "builtin:guard"
     with pytest.raises(UsageError, match="there are: zeroed-in-kernel"):
         choose_row(entry, "nobody", None)
+    with pytest.raises(UsageError, match="runs on the cpu ground only"):
+        choose_row(scenario("reset-race"), "flashinfer-before", None, "gpu")
     with pytest.raises(UsageError, match="would take"):
         choose_row(scenario("others-51538"), None, None)
     with pytest.raises(UsageError, match="launches no kernel"):
