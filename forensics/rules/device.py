@@ -173,13 +173,11 @@ def _spin_cause(kernel: DeviceKernel, poll: Poll | None, num_sms: int | None, cr
         and len(resident) < total
         and _device_full(len(resident), num_sms, crowded)
     ):
-        if value <= len(resident) or group is not None:
-            return (
-                "not-co-resident",
-                group,
-                f"blocks 0 to {len(resident) - 1} are resident and the other {total - len(resident)} never started: no room",
-            )
-        return None, group, ""
+        # One arrival of each resident member, at the first phase: any other count is not explained by blocks that never came.
+        if not phase and value == (len(members) if members else len(resident)):
+            return "not-co-resident", group, never
+        counted = f"the counter is {value}: not the arrivals of the {len(members) or len(resident)} resident members"
+        return None, group, counted
     if group and len(members) == group and len(targets) > 1:
         return "missing-fence", group, f"all {group} members are resident and wait for different phases"
     arrived = len(members) if members else 1

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from dsv4_repro.forensics.autopsy import autopsy_paths
 from dsv4_repro.forensics.collect.cuda_gdb import SCRIPTS
 from dsv4_repro.forensics.cuda_gdb_text import parse_transcript
 from dsv4_repro.forensics.device_state import CtaState
@@ -77,6 +78,15 @@ def test_another_count_is_not_explained_and_the_missing_stay_unknown(value: int)
     assert group.never_started == ()
     assert set(MISSING) <= set(group.unknown)
     assert "not known" in group.inferred
+
+
+def test_a_file_in_somebodys_hands_is_judged_by_the_same_count(tmp_path: Path) -> None:
+    for value, cause in ((264, "not-co-resident"), (263, None), (100, None), (265, None)):
+        place = tmp_path / f"{value}.txt"
+        place.write_text(with_counter(value))
+        found = autopsy_paths([place]).diagnosis
+        assert verdict(found)[:2] == ("gpu-spin-barrier", cause), value
+        assert "not the arrivals of the 264 resident members" in found.verdict.sentence or cause
 
 
 @pytest.mark.parametrize("gone", [40, 120, 200])
@@ -180,7 +190,7 @@ def look(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-def test_the_script_looks_at_every_resident_block(look: Look) -> None:
+def test_the_script_looks_at_every_resident_block(look: Look, tmp_path: Path) -> None:
     module, text = look()
     assert "dsv4-repro: kernel 0: 264 blocks resident, 16 of them read in full" in text
     brief = [command for command in module.asked if command.startswith("info registers $")]
@@ -197,6 +207,9 @@ def test_the_script_looks_at_every_resident_block(look: Look) -> None:
     assert {(wait.value, wait.target) for wait in found.waits} == {(264, 300)}
     assert "not read" not in found.verdict.sentence
     assert [item.what for item in found.unread] == ["the other warps of 232 resident blocks of kernel 0"]
+    place = tmp_path / "cuda_gdb.txt"
+    place.write_text(text)
+    assert verdict(autopsy_paths([place]).diagnosis) == ("gpu-spin-barrier", "not-co-resident", "high")
 
 
 def test_a_member_that_is_at_work_is_seen_to_be(look: Look) -> None:
