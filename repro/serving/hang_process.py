@@ -33,6 +33,8 @@ __all__ = ["CAPTURE_PROCESS_S", "HangKept", "capture_in_process", "package_envir
 CAPTURE_PROCESS_S = 240.0
 #: Between SIGTERM, on which it ends what it started, and SIGKILL.
 _GRACE_S = 8.0
+#: What it started and did not end has so long to end by itself.
+_TOOLS_S = 1.0
 _TURN_S = 0.2
 _MOST_ANSWER = 1 << 20
 _TAIL = 2000
@@ -123,7 +125,7 @@ class _Talk:
         assert process.stderr is not None
         self._in, self._out, self._err = process.stdin, process.stdout, process.stderr
         self._left = memoryview(line)
-        self._say = say
+        self.say = say
         self._lines = bytearray()
         self._heard = 0
         self._stderr = b""
@@ -210,7 +212,7 @@ class _Talk:
         elif isinstance(run := message.get("run"), str):
             self.run = Path(run)
         elif isinstance(text := message.get("say"), str):
-            self._say(text[:1000], style="bad")
+            self.say(text[:1000], style="bad")
         elif isinstance(answer := message.get("done"), dict):
             self.answer = answer
 
@@ -229,14 +231,18 @@ class _Talk:
 def _end(process: subprocess.Popen[bytes], talk: _Talk, clock: Clock) -> str:
     """Its end, in words; what is still in its pipes is heard. One that lives is asked, then killed with what it started."""
     if process.poll() is None:
+        below, debuggers = _descendants(process.pid)
         with suppress(ProcessLookupError):
             process.terminate()
         _wait(process, talk, Deadline(_GRACE_S, clock))
-    if process.poll() is None:
-        below = _descendants(process.pid)
-        process.kill()
-        _wait(process, talk, Deadline(_GRACE_S, clock))
-        _end_descendants(below)
+        if process.poll() is None:
+            late = _descendants(process.pid)
+            below, debuggers = below | late[0], debuggers | late[1]
+            process.kill()
+            _wait(process, talk, Deadline(_GRACE_S, clock))
+        _end_descendants(below, clock)
+        for pid in (pid for pid, ticks in debuggers.items() if start_ticks(pid) == ticks):
+            talk.say(f"a debugger (pid {pid}) is left alone, perhaps attached; ending it can end the server", style="bad")
     last = Deadline(1.0, clock)
     while talk.turn(0.0) and not last.expired:
         pass
@@ -253,16 +259,21 @@ def _wait(process: subprocess.Popen[bytes], talk: _Talk, deadline: Deadline) -> 
                 process.wait(0.05)
 
 
-def _descendants(pid: int) -> dict[int, tuple[int, str]]:
-    """pid -> start time and name of everything below ``pid``."""
+def _descendants(pid: int) -> tuple[dict[int, int], dict[int, int]]:
+    """pid -> start time of what is below ``pid``: what may be killed, and the debuggers. Ending one that is attached, or what
+    belongs to it, can end the server."""
     table = read_process_table()
-    found = {below: table.entries[below] for below in table.below(pid)[1:] if below in table.entries}
-    return {below: (entry.start_ticks, entry.comm) for below, entry in found.items()}
+    below = {one: table.entries[one] for one in table.below(pid)[1:] if one in table.entries}
+    debuggers = {one: entry.start_ticks for one, entry in below.items() if "gdb" in entry.comm}
+    spared = {one for debugger in debuggers for one in table.below(debugger)}
+    return {one: entry.start_ticks for one, entry in below.items() if one not in spared}, debuggers
 
 
-def _end_descendants(below: dict[int, tuple[int, str]]) -> None:
-    """SIGKILL; not for a debugger: ending one that is attached can end the server."""
-    for pid, (ticks, name) in below.items():
-        if "gdb" not in name and start_ticks(pid) == ticks:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+def _end_descendants(below: dict[int, int], clock: Clock) -> None:
+    """SIGKILL for what is left a moment later: tools lead sessions of their own, and their threads end them, if there was time."""
+    grace = Deadline(_TOOLS_S, clock)
+    while (left := [pid for pid, ticks in below.items() if start_ticks(pid) == ticks]) and not grace.expired:
+        clock.sleep(0.02)
+    for pid in left:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

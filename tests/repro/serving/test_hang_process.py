@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -150,6 +152,29 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     kept = capture_in_process(_hang(), tmp_path / "file", attach=False)
     assert kept.verdict.outcome == "hang"
     assert "create the run directory" in kept.lost
+
+
+def test_a_debugger_that_is_attached_is_never_killed(tmp_path: Path) -> None:
+    debugger = tmp_path / "cuda-gdb"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", debugger)
+    debugger.chmod(0o755)
+    script = (
+        "import os, subprocess, time\n"
+        f"one = subprocess.Popen([{str(debugger)!r}, '300'], start_new_session=True)\n"
+        "two = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'other')!r}, 'w').write(str(two.pid))\n"
+        f"open({str(tmp_path / 'one')!r}, 'w').write(str(one.pid))\n"
+        "time.sleep(300)\n"
+    )
+    try:
+        said: list[str] = []
+        kept = _with(script, tmp_path, seconds=2.0, say=lambda text, **_: said.append(text))
+        _known(kept)
+        assert _gone(tmp_path / "other")
+        assert [f"(pid {(tmp_path / 'one').read_text()}) is left alone" in text for text in said] == [True]
+        assert _alive(int((tmp_path / "one").read_text()))
+    finally:
+        os.kill(int((tmp_path / "one").read_text()), signal.SIGKILL)
 
 
 def test_an_end_of_the_watch_ends_it(tmp_path: Path) -> None:
