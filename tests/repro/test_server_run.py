@@ -292,6 +292,21 @@ def test_ctrl_c_at_any_point_leaves_nobody_behind(tmp_path: Path, plan: Path, mo
     assert open_run(folder).run.state == "interrupted"
 
 
+@pytest.mark.parametrize("moment", ['"state":"starting"', '"kind":"ready"', '"state":"hung"'])
+def test_a_user_who_presses_ctrl_c_again_and_again_leaves_nobody_behind(tmp_path: Path, plan: Path, moment: str) -> None:
+    process, folder = _begin(tmp_path, plan, "step_ms=4 wedge=3 load_s=0.6")
+    with process:
+        _until(process, folder, moment)
+        end = time.monotonic() + 60.0
+        while process.poll() is None and time.monotonic() < end:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.15)
+        # The last one may meet the interpreter's own end; a shell says 130 of both.
+        assert _status(process, 1) in (130, -signal.SIGINT)
+    assert not _left(folder)
+    assert "Traceback" not in (tmp_path / "out").read_text()
+
+
 def test_after_kill_9_the_run_is_readable_and_the_doctor_ends_the_server(tmp_path: Path, plan: Path) -> None:
     process, folder = _begin(tmp_path, plan, "step_ms=4 wedge=3")
     with process:
