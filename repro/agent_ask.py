@@ -19,6 +19,8 @@ __all__ = ["AskedLaunch", "Released", "RowStates", "ask_release", "ask_row_state
 
 POLL_S = 0.02
 _Answer = TypeVar("_Answer", bound=BaseModel)
+#: JSON of Python may say NaN and Infinity.
+_Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _Int = Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)]
 
 
@@ -44,7 +46,7 @@ class RowStates(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     launches: list[AskedLaunch] = Field(max_length=256)
-    stalled_s: float
+    stalled_s: _Seconds
 
 
 class Released(BaseModel):
@@ -56,7 +58,7 @@ class Released(BaseModel):
     why_no_more: str = Field(default="", max_length=4000)
     guard: bool = False
     guard_needed: bool | None = None
-    stalled_s: float = 0.0
+    stalled_s: _Seconds = 0.0
 
 
 def the_one_alive(folder: Path, pid: int | None) -> str:

@@ -190,7 +190,7 @@ class LogReader:
             return
         stats = _STATS.search(line)
         if stats is not None:
-            rate = float(stats["prompt"]) + float(stats["generation"])
+            rate = min(float(stats["prompt"]) + float(stats["generation"]), 1e15)  # 400 digits would be infinite
             self._stats = (min(int(stats["running"][:9]), 1 << 30), rate)
             self._stats_at = at if known else None
             self._phase = "serving"

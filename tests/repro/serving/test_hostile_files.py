@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dsv4_repro.errors import ReproError
+from dsv4_repro.errors import EvidenceError, ReproError
+from dsv4_repro.repro.agent_ask import ask_release, ask_row_states
 from dsv4_repro.repro.agent_show import read_agents, read_document
 from dsv4_repro.repro.recorder import read_newest, read_ring
 from dsv4_repro.repro.runstore import file_sha256
@@ -23,6 +27,7 @@ from dsv4_repro.repro.serving.log_history import read_log_tail
 from dsv4_repro.repro.serving.ranks import find_server, find_servers
 from dsv4_repro.repro.serving.recorded_ranks import recorded_ranks
 from dsv4_repro.repro.serving.request_records import read_requests
+from dsv4_repro.repro.serving.signals import LogReader
 from dsv4_repro.repro.unpack import head_of
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -130,3 +135,42 @@ def test_another_users_process_does_not_pose_as_a_worker(tmp_path: Path) -> None
     found = find_server(70, root=tmp_path)
     assert [rank.pid for rank in found.ranks] == [71]
     assert any("1 processes of another user" in item.why for item in found.unread)
+
+
+@pytest.mark.parametrize("stalled", ["NaN", "Infinity", "-Infinity", "-1", '"x"', "null", "1e999"])
+@pytest.mark.parametrize("kind", ["launches", "released"])
+def test_an_answer_of_an_agent_with_no_number_in_it_is_typed(tmp_path: Path, stalled: str, kind: str) -> None:
+    rest = '"launches": []' if kind == "launches" else '"released": 3'
+    stop = threading.Event()
+
+    def answer() -> None:
+        asked = tmp_path / "ask-7-7.json"
+        while not asked.exists() and not stop.wait(0.01):
+            pass
+        token = json.loads(asked.read_text())["id"]
+        (tmp_path / "answer").write_text(f'{{"id": "{token}", "stalled_s": {stalled}, {rest}}}')
+        (tmp_path / "answer").rename(tmp_path / "answer-7-7.json")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        ask: Callable[[], object] = {
+            "launches": lambda: ask_row_states(tmp_path, "7-7", timeout=5.0),
+            "released": lambda: ask_release(tmp_path, "7-7", guard=False, timeout=5.0),
+        }[kind]
+        with pytest.raises(EvidenceError, match="stalled_s"):
+            ask()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_stats_line_of_endless_digits_is_a_number(tmp_path: Path) -> None:
+    digits = "9" * 400
+    path = tmp_path / "log"
+    path.write_text(
+        f"Avg prompt throughput: {digits}.0 tokens/s, Avg generation throughput: {digits}.5 tokens/s, Running: {digits} reqs\n"
+    )
+    found = LogReader(path).look()
+    assert found.stats_tokens_per_s is not None
+    assert math.isfinite(found.stats_tokens_per_s)
