@@ -7,6 +7,7 @@ then the answer is inconclusive, unless a watchdog has already seen that nothing
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -125,12 +126,17 @@ def _grid(state: DeviceState, view: GridView, *, hung: bool) -> _Grid:
     return _Grid(view, model, checked_ledger(build_ledger(state, view, model), view, model, hung=hung))
 
 
+def _part_of(item: Judged, best: Judged) -> str:
+    """What another wait has to do with the one that was chosen."""
+    if best.view is not None and item.view is not None and best.cause == "not-co-resident" and _beside(best.view, (item.view,)):
+        return "; its blocks hold room that the group lacks"
+    if not _waits_outside(best) and _waits_outside(item):
+        return "; it waits for the rank that is held, and is not the culprit"
+    return ""
+
+
 def _with(best: Judged, waits: tuple[Wait, ...], ledger: tuple[LedgerGroup, ...], others: list[Judged]) -> Judged:
-    held = not _waits_outside(best)
-    notes = tuple(
-        f"also: {item.sentence}" + ("; it waits for the rank that is held, and is not the culprit" if held and _waits_outside(item)
-        else "") for item in others
-    )  # fmt: skip
+    notes = tuple(f"also: {item.sentence}{_part_of(item, best)}" for item in others)
     cause = best.cause
     if any(item.class_ == best.class_ and item.cause not in (cause, None) for item in others):
         cause, notes = None, (*notes, "several grids wait for different causes")
@@ -223,7 +229,7 @@ def _judge_groups(grid: _Grid, model: GroupModel, ledger: Ledger, views: Sequenc
     known = wait.current is not None and wait.seen.target is not None and not wait.loop.partial
     confidence: Confidence = "high" if cause and rule is not None and rule.firm and known else "medium" if cause or known else "low"
     return Judged(
-        "gpu-spin-barrier", cause, confidence, _sentence(grid, facts, wait, cause), rules=rules, facts=facts, primary=wait,
+        "gpu-spin-barrier", cause, confidence, _sentence(grid, facts, wait, cause, views), rules=rules, facts=facts, primary=wait,
         model=model, view=grid.view, identity=_identity(grid, facts, wait, cause), notes=tuple(notes),
     )  # fmt: skip
 
@@ -366,16 +372,16 @@ def _blocks(blocks: Sequence[int]) -> str:
     return "blocks " + ", ".join(map(str, blocks[:8])) + (", …" if len(blocks) > 8 else "")
 
 
-def _sentence(grid: _Grid, facts: GroupFacts, wait: PolledWait, cause: str | None) -> str:
+def _sentence(grid: _Grid, facts: GroupFacts, wait: PolledWait, cause: str | None, views: Sequence[GridView]) -> str:
     who, what = _who(grid, wait), _equation(grid, wait)
     if cause == "peer-left":
         return f"{who} waits for {what}, and {_blocks(facts.exited)} of its group left without arriving: it waits for ever"
     if cause == "not-co-resident":
         have, need = len(facts.spinning) + len(facts.counted), facts.ctas
-        read = f" (by the counter; {len(facts.counted)} of them were not read)" if facts.counted else ""
+        read = f" (by the counter: {len(facts.counted)} of them not read)" if facts.counted else ""
         return (
             f"{have} of the {need} blocks of group {facts.group} are resident and wait for {what}{read}; "
-            f"{_blocks(facts.never_started)} never started, because the waiting blocks hold the room"
+            f"{_blocks(facts.never_started)} never started, because {_holders(grid.view, views)} hold the room"
         )
     if cause == "reset-race":
         return f"{who} waits for {what}, but the counter no longer holds its own arrival: it was reset while the block still waited"
@@ -386,6 +392,20 @@ def _sentence(grid: _Grid, facts: GroupFacts, wait: PolledWait, cause: str | Non
     if cause == "missing-fence":
         return f"{who} waits for {what}, and {_blocks(facts.exited)} left at another phase: members did not see the same data"
     return f"{who} waits for {what}; why it cannot be met is not known"
+
+
+def _holders(own: GridView, views: Sequence[GridView]) -> str:
+    """Who holds the device's slots: the waiting grid alone, or other kernels with it."""
+    others = Counter(base_name(view.grid.kernel) for view in _beside(own, views) for _ in view.ctas)
+    if not others:
+        return "the waiting blocks"
+    return "these and " + ", ".join(
+        f"{number} block{'s' if number > 1 else ''} of {name or 'an unnamed kernel'}" for name, number in others.most_common(3)
+    )
+
+
+def _beside(own: GridView, views: Sequence[GridView]) -> list[GridView]:
+    return [view for view in views if view is not own and view.grid.device == own.grid.device and view.ctas]
 
 
 def _identity(grid: _Grid, facts: GroupFacts | None, wait: PolledWait, cause: str | None) -> str:

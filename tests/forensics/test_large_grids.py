@@ -61,7 +61,7 @@ def test_members_that_were_not_read_are_counted_by_the_counter_and_said_to_be() 
     assert not group.running
     assert "232 blocks are resident, but where they stand was not read" in group.inferred
     assert "no SM has threads for another block" in group.inferred
-    assert "by the counter; 232 of them were not read" in found.verdict.sentence
+    assert "by the counter: 232 of them not read" in found.verdict.sentence
     assert [item.what for item in found.unread] == ["warps of 232 resident blocks of kernel 0"]
 
 
@@ -311,3 +311,26 @@ def test_a_block_of_which_one_thread_was_read_is_not_said_to_wait_inside(scene: 
         )  # fmt: skip
         assert found.verdict.class_ == "gpu-kernel-stuck"
         assert ("could not be read" in found.verdict.sentence) == partial
+
+
+def test_who_holds_the_room_is_said(scene: Any) -> None:
+    """Another kernel on the same device holds slots: the waiting blocks alone do not, and that kernel is not called innocent."""
+    state = scene(grid=4, ctas=4, spinning=dict.fromkeys(range(3), (3, 4)), warps=1, lanes=1, max_seq_len=40000).state()
+    own = state.grids[0]
+    held = scene(grid=261, ctas=261, running=range(261), spinning={}, warps=1, lanes=1).state().grids[0]
+    assert own.ctas is not None
+    assert held.ctas is not None
+    for waits_inside in (False, True):
+        ctas = tuple(
+            dataclasses.replace(cta, sm=(index + 3) % 132, warps=cta.warps if not waits_inside else own.ctas[0].warps)
+            for index, cta in enumerate(held.ctas)
+        )  # fmt: skip
+        other = dataclasses.replace(held, kernel="holder", grid_id=9, ctas=ctas, params=None)
+        found = diagnose_state(dataclasses.replace(state, grids=(own, other)), ground="gpu", hung=True)
+        assert found.verdict.cause == ("not-co-resident" if waits_inside else None), "a block at work may end and make room"
+        assert found.ledger[0].never_started == (3,)
+        if waits_inside:
+            assert "block 3 never started, because these and 261 blocks of holder hold the room" in found.verdict.sentence
+            notes = (found.model_extra or {})["notes"]
+            assert any("its blocks hold room that the group lacks" in note for note in notes)
+            assert not any("is not the culprit" in note for note in notes)
