@@ -307,7 +307,8 @@ def _teller(screen: Screen, clock: Clock) -> Callable[..., None]:
 
 
 class _Decided:
-    """``--once``: the first state that is one, and has lasted."""
+    """``--once``: the first state that is one, and has lasted. Healthy is one that was seen to move, is idle, or says why it
+    stands: before anything could be seen to stand still, a wedged server looks healthy too."""
 
     def __init__(self, loop: WatchLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock
@@ -321,7 +322,9 @@ class _Decided:
             self._healthy = None
             return False
         self._healthy = self._clock.monotonic() if self._healthy is None else self._healthy
-        return self._clock.monotonic() - self._healthy >= SETTLED_S
+        seen = self._loop.assessment
+        shown = seen is not None and (bool(seen.reasons) or seen.live_requests == 0 or seen.at - seen.since < SETTLED_S / 2)
+        return shown and self._clock.monotonic() - self._healthy >= SETTLED_S
 
 
 def _end(flags: WatchFlags, loop: WatchLoop, finder: _Finder, actions: _Actions, screen: Screen) -> int:

@@ -17,16 +17,19 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
 
-from dsv4_repro.clock import SYSTEM
+from dsv4_repro.clock import SYSTEM, FakeClock
 from dsv4_repro.repro import watch_verb
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.child import package_path
 from dsv4_repro.repro.schemas import schema_of
+from dsv4_repro.repro.serving.exporter import WatchState
+from dsv4_repro.repro.serving.records import Assessment
 from dsv4_repro.repro.serving.unwedge_look import api_pid_of_run
 
 if TYPE_CHECKING:
@@ -132,6 +135,29 @@ def test_once_on_a_working_server_is_fine(stand_in: _Make, tmp_path: Path, capsy
     assert status == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["class"] == "not-hung"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_once_does_not_call_healthy_what_was_not_seen_to_move() -> None:
+    clock = FakeClock()
+
+    def decided(still: float | None, **more: Any) -> bool:
+        loop: Any = SimpleNamespace(state=WatchState(state="healthy"), assessment=None)
+        ask = watch_verb._Decided(loop, clock)
+        answers = []
+        for _ in range(9):
+            now = clock.monotonic()
+            since = began if still is None else now - still
+            loop.assessment = Assessment("healthy", now, since, **{"live_requests": 3, **more})
+            answers.append(ask())
+            clock.sleep(0.5)
+        return any(answers)
+
+    began = clock.monotonic()
+    assert not decided(None)
+    assert decided(0.4)
+    began = clock.monotonic()
+    assert decided(None, reasons=("idle: no request in hand",))
+    assert decided(None, live_requests=0)
 
 
 def test_once_without_a_server_is_not_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
