@@ -6,35 +6,30 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from .. import __version__
-from ..errors import NoDeviceError, NoDriverError, PlanError, ReproError, UnavailableError, UsageError
+from ..errors import PlanError, UsageError
 from ..forensics.device_state import Unread
-from ..kernels.image import KernelImage
-from ..kernels.plan import DeviceDescription, device_for_sm, vector_width
+from ..kernels.plan import DeviceDescription, device_for_sm
 from ..kernels.release_profiles import release_profile
-from ..scenarios.drain import DrainPlan, schedule_line
-from .device_probe import describe_gpu
+from ..scenarios.drain import DrainPlan
 from .drain_flags import build_plan, plan_words
 from .ground import GroundRequest
 from .grounds import MODEL_VARIABLE
 from .kernel_choice import ChosenKernel
-from .narrate import expectation, kernel_line
 from .prepare import PreparedRun
 from .run import RunSettings
 from .run_records import KernelRecord, RunRecord
+from .server_choice import ServerChoice, card_of, kernel_of, no_image, own_server, running_server
 from .server_ground import ServerGround, ServerSetup
-from .serving.completion_stream import shown_url
+from .server_lines import first_lines_of_server
 from .serving.drain_windows import DrainWindows, drain_windows
-from .serving.engine_flags import EngineFacts, facts_of, parse_flags, plan_with
-from .serving.installed_engine import EngineInstall, engine_install, engine_kernel
+from .serving.engine_flags import parse_flags
 from .serving.load_plan import LOAD_SCHEMA, LoadPlan, read_load_plan
-from .serving.recipe import DUMMY, DUMMY_PLAN, ServeOptions, resolve
+from .serving.recipe import DUMMY, DUMMY_PLAN
 from .serving.server_diagnosis import ServerFacts
 from .serving.shown_words import shown_words
 
@@ -49,27 +44,10 @@ __all__ = ["WAVES", "server_job"]
 #: Draining waves of a run; a campaign's trial is one wave.
 WAVES = 4
 
-_LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 #: Enough of a file to see whose plan it is.
 _HEAD = 32 << 20
 #: Tokens of a prefill step: of the dummy's recipe, and of the published case.
 _BATCHED = {True: 2048, False: 8192}
-
-
-@dataclass(frozen=True)
-class _Server:
-    """What is known of the server before it runs. ``plan``: as it will run it."""
-
-    plan: DrainPlan
-    facts: EngineFacts
-    install: EngineInstall | None
-    where: str
-    options: ServeOptions | None = None
-    url: str | None = None
-    model: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    shown: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def _refuse(flags: RunFlags, server: ServerFlags) -> None:
@@ -137,173 +115,7 @@ def _defaults(plan: DrainPlan, flags: PlanFlags, *, dummy: bool, load: bool) -> 
     return plan.replace(**changes)
 
 
-def _own(plan: DrainPlan, model: str, flags: RunFlags, server: ServerFlags) -> _Server:
-    words = tuple(server.engine or ())
-    merged, facts, plan = resolve(plan, model, tp=flags.tp, words=words, bare=server.bare)
-    python = server.python or sys.executable
-    install = engine_install(python, os.environ)
-    if install.folder is None:
-        why = "; ".join(item.why for item in install.unread)
-        raise UnavailableError(
-            f"--on server: there is no vLLM to start: {why}",
-            help_text="Name the interpreter that has it: --python /path/to/venv/bin/python, or a server that runs: --url "
-            "http://HOST:PORT. Without vLLM: dsv4-repro run drain --on cpu",
-        )
-    options = ServeOptions(
-        folder=Path(), plan=plan, model=model, tp=flags.tp, port=server.port, python=server.python, bare=server.bare,
-        guard=server.guard, rescue=server.rescue, flags=words,
-    )  # fmt: skip
-    where = f"vllm serve {'a tiny model with random weights' if model == DUMMY else model}, {install.words} of {python}"
-    where += f", tensor parallel {facts.tp}"
-    return _Server(plan, facts, install, where, options=options, model=None, shown=merged.shown())
-
-
-def _running(plan: DrainPlan, server: ServerFlags) -> _Server:
-    """A server that runs: what its command line and interpreter say, where they can be seen."""
-    from .serving.live_build import read_arguments
-    from .serving.ranks import find_server
-
-    url = (server.url or "").rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"--url {url.rpartition('@')[2][:120]}: not an HTTP address", help_text="For example --url http://127.0.0.1:8000"
-        )
-    key = os.environ.get("VLLM_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    target = find_server(url)
-    notes = [f"not readable: {item.what}: {item.why}" + (f" → {item.remedy}" if item.remedy else "") for item in target.unread]
-    facts, install = EngineFacts(mtp=plan.mtp), None
-    if target.api_pid is not None:
-        try:
-            words = read_arguments(target.api_pid)
-            place = words.index("serve") + 1 if "serve" in words else 0
-            rest = words[place:]
-            facts = facts_of(parse_flags(rest[1:] if rest and not rest[0].startswith("-") else rest))
-            plan = plan_with(plan, facts)
-            install = _install_of(target.api_pid, words)
-        except (OSError, UsageError) as error:
-            notes.append(f"the server's command line could not be read as flags: {error}")
-    if install is None:
-        notes.append(f"the server's flags are not known: MTP {plan.mtp}, the capture list and max_model_len are the plan's")
-    return _Server(
-        plan, facts, install, f"the server at {shown_url(url)}", url=url, model=server.model, headers=headers, notes=tuple(notes)
-    )
-
-
-def _install_of(pid: int, words: tuple[str, ...]) -> EngineInstall | None:
-    from ..forensics.collect.process_table import read_environment
-
-    environment = read_environment(pid)
-    if isinstance(environment, Unread) or not words or "python" not in Path(words[0]).name or not Path(words[0]).is_absolute():
-        return None
-    return engine_install(words[0], environment)
-
-
-def _card(server: _Server) -> tuple[DeviceDescription | None, str]:
-    """(the first card that CUDA shows here, why it is not known)."""
-    if server.url is not None and (urlsplit(server.url).hostname or "") not in _LOCAL:
-        return None, "the server is on another machine"
-    try:
-        return describe_gpu(0), ""
-    except (NoDriverError, NoDeviceError) as error:
-        return None, str(error)
-    except ReproError as error:
-        return None, f"the driver did not describe it: {error}"
-
-
-def _kernel(
-    install: EngineInstall | None, device: DeviceDescription | None, plan: DrainPlan, screen: Screen
-) -> ChosenKernel | Unread:
-    if install is None or device is None:
-        what = "its release and folder are not known" if install is None else "the card is not known"
-        return Unread("the server's kernel", what)
-
-    def fetching(what: str, done: int, total: int | None) -> None:
-        screen.progress(f"reading {what}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB"))
-
-    screen.progress("reading the server's kernel")
-    return engine_kernel(install, device.sm, plan.top_k, vector_width(plan.width), progress=fetching)
-
-
-def _no_image(plan: DrainPlan) -> KernelImage:
-    """Stands in a request where the server's kernel could not be had; a server ground launches nothing itself."""
-    return KernelImage("not known", b"", "", 0, "", plan.top_k, vector_width(plan.width), 0, 0, 0, 0, 0)
-
-
-def _reach(release: str | None, device: DeviceDescription | None, model: str | None) -> list[str]:
-    """What is known of this combination: which was seen to wedge, which never can, which nobody tried."""
-    if release is None:
-        return []
-    profile = release_profile(release)
-    if profile.guarded or profile.clamped:
-        return [f"vLLM {release} has the fixes of #51538 (from 0.28.0): no hang is expected, whatever the plan"]
-    if model == DUMMY and device is not None and device.sm == 90 and "0.20.2" <= release <= "0.23.0":
-        seen = "seen to wedge on an H200" if release == "0.23.0" else "the same code as 0.23.0, which was seen to wedge on an H200"
-        return [f"the dummy model on sm_90 with vLLM {release}: {seen}"]
-    if model == DUMMY:
-        return ["the dummy model was seen to wedge with vLLM 0.23.0 on sm_90; this combination was not tried"]
-    return []
-
-
-def _first_lines(
-    server: _Server, why: str, device: DeviceDescription | None, no_device: str, kernel: ChosenKernel | Unread,
-    windows: DrainWindows, load: LoadPlan, facts: ServerFacts, settings: RunSettings, *, attach: bool,
-) -> list[str]:  # fmt: skip
-    card = f"{device.name} ({device.arch}, {device.num_sms} SMs)" if device is not None else f"card not known: {no_device}"
-    lines = [f"run drain --on server ({why}): {server.where}; {card}"]
-    if isinstance(kernel, Unread):
-        lines.append(f"kernel not known: {kernel.why}")
-    else:
-        lines.append(kernel_line(kernel.image, kernel.guarded))
-    plan = server.plan
-    lines += [*plan.lines(), *load.lines(), f"live requests on the way: {schedule_line(windows.steps)}"]
-    if windows.counts:
-        lines.append(
-            f"an unfixed server can wedge at {', '.join(map(str, windows.counts))} live requests; {_expected(windows, facts)}"
-        )
-    else:
-        lines += expectation(windows.steps, (), guarded=facts.guarded, clamped=False, why_no_window=windows.why_not)
-    lines += _reach(facts.release, device, server.options.model if server.options is not None else None)
-    options = server.options
-    if options is None:
-        lines.append("the server is not ours: nothing of it is changed, and it is left as found")
-    elif options.bare:
-        lines.append("--bare: nothing is changed for evidence; no GPU core dump, no recorder, and no debugger under yama scope 1")
-    else:
-        lines.append(
-            "prepared for evidence (each change is in run.json; --bare changes nothing): agent with flight recorder, dump "
-            "variables, faulthandler, ptrace permission, engine deadlines"
-        )
-    if options is not None and options.guard:
-        lines.append("--guard: the producer's clamp at run time")
-    if options is not None and options.rescue:
-        lines.append("--rescue: the agent releases the known wait from inside")
-    if attach:
-        disturb = (
-            "cuda-gdb is attached to each worker, after which the driver makes no GPU core dump (--no-attach --dump takes one)"
-        )
-    elif settings.allow_dump:
-        disturb = "a GPU core dump is taken, which ends the worker; no debugger is attached"
-    else:
-        disturb = "only what disturbs nothing is read (--attach allows a debugger)"
-    lines.append(f"on a hang: {disturb}")
-    if options is not None and not options.bare and not settings.allow_dump and not attach:
-        lines.append("a GPU core dump ends the worker and is not taken without consent: --dump or --yes")
-    return [*lines, *windows.notes, *server.notes]
-
-
-def _expected(windows: DrainWindows, facts: ServerFacts) -> str:
-    if facts.plan is not None and facts.plan.mtp == 0:
-        return "without MTP no length is negative: clean is expected"
-    if facts.guard or facts.clamped or facts.guarded:
-        return "clean is expected"
-    if facts.release is None:
-        return "whether this one is unfixed is not known"
-    step = windows.step_of(windows.counts[0])
-    return f"a hang is expected ({step.rows} rows padded to {step.graph_rows})" if step is not None else "a hang is expected"
-
-
-def _command(server: _Server, flags: RunFlags, asked: ServerFlags, plan_file: Path | None) -> tuple[str, ...]:
+def _command(server: ServerChoice, flags: RunFlags, asked: ServerFlags, plan_file: Path | None) -> tuple[str, ...]:
     words = ["dsv4-repro", "run", "drain", "--on", "server"]
     for name in ("model", "url", "python", "port"):
         value = getattr(asked, name)
@@ -361,13 +173,13 @@ def server_job(
     plan = _plan_of_load(load, plan_flags, common.seed) if load is not None else build_plan(plan_flags, common.seed)
     plan = _defaults(plan, plan_flags, dummy=dummy, load=load is not None)
     screen.progress("looking at the server's vLLM")
-    chosen = _running(plan, given) if given.url is not None else _own(plan, model or "", flags, given)
-    device, no_device = _card(chosen)
+    chosen = running_server(plan, given) if given.url is not None else own_server(plan, model or "", flags, given)
+    device, no_device = card_of(chosen)
     release = chosen.install.release if chosen.install is not None else None
     windows = drain_windows(chosen.plan, chosen.facts, device=device, release=release)
     if load is None:
         load = drain_of(chosen.plan)
-    kernel = _kernel(chosen.install, device, chosen.plan, screen)
+    kernel = kernel_of(chosen.install, device, chosen.plan, screen)
     profile = release_profile(release) if release is not None else None
     facts = ServerFacts(
         release=release,
@@ -408,7 +220,7 @@ def server_job(
         progress=screen.progress,
         reseed=None if is_load else reseed,
     )
-    image = kernel.image if isinstance(kernel, ChosenKernel) else _no_image(chosen.plan)
+    image = kernel.image if isinstance(kernel, ChosenKernel) else no_image(chosen.plan)
     request = GroundRequest(
         plan=chosen.plan,
         steps=windows.steps,
@@ -438,7 +250,7 @@ def server_job(
         make=ServerGround,
         diagnose=_not_called,
         expect=expect,
-        lines=tuple(_first_lines(chosen, why, device, no_device, kernel, windows, load, facts, settings, attach=attach)),
+        lines=tuple(first_lines_of_server(chosen, why, device, no_device, kernel, windows, load, facts, settings, attach=attach)),
         record=_recorder(chosen, command, device, kernel, load, windows),
         make_in=lambda folder: ServerGround(setup, folder.absolute()),
     )
@@ -449,7 +261,7 @@ def _not_called(*_arguments: Any, **_more: Any) -> Any:
 
 
 def _recorder(
-    server: _Server, command: tuple[str, ...], device: DeviceDescription | None, kernel: ChosenKernel | Unread, load: LoadPlan,
+    server: ServerChoice, command: tuple[str, ...], device: DeviceDescription | None, kernel: ChosenKernel | Unread, load: LoadPlan,
     windows: DrainWindows,
 ) -> Callable[[str], RunRecord]:  # fmt: skip
     """Makes the run's record from its start time."""
