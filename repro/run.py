@@ -147,6 +147,7 @@ class _Run:
     closed: CloseOutcome | None = None
     timing: dict[str, float] = field(default_factory=dict)
     captured_steps: set[int] = field(default_factory=set)
+    cut_short: tuple[Unread, ...] = ()
     hanging: tuple[Ground, DecodeStep, StepOutcome] | None = None
 
     # -- the ground's life ---------------------------------------------------------------------------------------------------------
@@ -421,7 +422,7 @@ class _Run:
         extra["evidence"] = [item.model_dump(mode="json") for item in evidence] if evidence else diagnosis.document()["evidence"]
         return RunResult(
             outcome=diagnosis.outcome,
-            diagnosis=completed(diagnosis, unread=unread_at_start(self.ready), **extra),
+            diagnosis=completed(diagnosis, unread=(*unread_at_start(self.ready), *self.cut_short), **extra),
             counts=counts,
             ready=self.ready,
             unwedge=self.unwedge,
@@ -446,11 +447,13 @@ def run_workload(
 ) -> RunResult:
     """Run the trials of one workload; ``request.options["ground"]`` names the ground for a run that never opened one.
 
-    Errors of the ground (no device, a refusal) pass through after the workload is closed. Ctrl-C too: what was seen is on disk.
+    Errors of the ground (no device, a refusal) pass through after the workload is closed, unless an earlier trial found a hang or
+    another failure: that stays the answer, and the trials that are missing are named. Ctrl-C passes too: what was seen is on disk.
     """
     run = _Run(request=request, make=make, store=store, settings=settings, diagnose=diagnose, clock=clock, watch=watch)
     deadline = Deadline(settings.timeout_s if settings.timeout_s is not None else float("inf"), clock)
     store.emit("start", trials=settings.trials, window=sorted(settings.window))
+    number = 0
     try:
         for number in range(1, settings.trials + 1):
             if deadline.expired:
@@ -460,9 +463,15 @@ def run_workload(
     except BaseException as error:
         found = run.hung_without_evidence(error) if isinstance(error, RunStoreError) else None
         _close_after(run, error)
-        if found is None:
+        if found is not None:
+            run.result_hang = found
+        elif isinstance(error, ReproError) and number > 1 and (run.result_hang or run.result_other) is not None:
+            # What earlier trials found is an answer; that no further one could be had is part of it.
+            run.tally.unfinished += settings.trials - number + 1
+            left = f"trial {number}" if number == settings.trials else f"trials {number} to {settings.trials}"
+            run.cut_short = (Unread(left, f"{type(error).__name__}: {error}"[:1000], error.help_text),)
+        else:
             raise
-        run.result_hang = found
         return run.result()
     run.close()
     result = run.result()

@@ -256,6 +256,28 @@ def test_whatever_is_raised_the_workload_is_closed_and_the_timeline_says_so(
     assert last["error"] == type(error).__name__
 
 
+@pytest.mark.parametrize("state", ["hung", "fault"])
+@pytest.mark.parametrize("place", ["open", "step 1"])
+def test_what_an_earlier_trial_found_stays_the_answer(
+    fakes: Any, request_for: Build, store: RunStore, state: str, place: str
+) -> None:
+    """The next trial's process cannot be had (somebody else took the card): the hang is not thrown away with it."""
+    request = request_for()
+    danger = _danger(request)
+    first = fakes.ground(script={danger: state})
+    second = fakes.ground(raises={place: NoDeviceError("the card is taken")})
+    result = _play(fakes, request, store, [first, second], trials=4)
+    assert result.outcome == ("hang" if state == "hung" else "other")
+    assert (result.counts.hang + result.counts.other, result.counts.unfinished) == (1, 3)
+    assert any(item.what == "trials 2 to 4" and "the card is taken" in item.why for item in result.diagnosis.unread)
+    assert second.calls[-1] == "close"
+
+
+def test_a_first_trial_that_fails_is_still_an_error(fakes: Any, request_for: Build, store: RunStore) -> None:
+    with pytest.raises(NoDeviceError):
+        _play(fakes, request_for(), store, fakes.ground(raises={"step 1": NoDeviceError("gone")}), trials=4)
+
+
 def test_a_failing_close_does_not_hide_the_first_error(fakes: Any, request_for: Build, store: RunStore) -> None:
     ground = fakes.ground(raises={"step 1": NoDeviceError("lost"), "close": RunStoreError("full")})
     with pytest.raises(NoDeviceError, match="lost") as caught:
