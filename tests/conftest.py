@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 # interrupts on purpose. A handler, unlike "ignore", is not inherited: children start with the default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Of ``-n auto``: twice the cores, because most of the long tests wait for a server, a deadline or a child."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")

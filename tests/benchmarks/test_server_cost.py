@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsv4_repro.benchmarks.server_cost import Window, cost_document, interval, measure, order_of
+from .by_path import benchmark
+
+if TYPE_CHECKING:
+    from dsv4_repro.benchmarks.server_cost import Window, cost_document, interval, measure, order_of
+else:
+    _COST = benchmark("server_cost")
+    Window, cost_document, interval = _COST.Window, _COST.cost_document, _COST.interval
+    measure, order_of = _COST.measure, _COST.order_of
 
 STEP_S, SETTLE_S, WINDOW_S = 0.0075, 0.35, 1.0
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsv4_repro.benchmarks.server_tables import share, tables
+from .by_path import benchmark
+
+if TYPE_CHECKING:
+    from dsv4_repro.benchmarks.server_tables import share, tables
+else:
+    share, tables = benchmark("server_tables").share, benchmark("server_tables").tables
 
 SCHEMA = "dsv4-repro/benchmark-server-experiments/1"
 

@@ -95,7 +95,7 @@ def test_every_order_of_execution(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "init-race", "--on", "server"], "cpu or the gpu"),
         (["run", "init-race", "--on", "gpu", "--count"], "--trials N"),
         (["run", "init-race", "--trials", "3"], "--on gpu"),
-        (["run", "init-race", "--on", "gpu", "--fix", "zeroed-by-host"], "no row"),
+        (["run", "init-race", "--on", "gpu", "--fix", "zeroed-by-host"], "cpu ground only"),
         (["run", "init-race", "--arch", "x"], "architecture"),
     ],
 )

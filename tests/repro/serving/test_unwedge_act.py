@@ -16,7 +16,8 @@ from dsv4_repro.repro.serving.process_stat import start_ticks
 from dsv4_repro.repro.serving.records import Rank, ServerTarget
 from dsv4_repro.repro.serving.unwedge_act import locked, release_all
 from dsv4_repro.repro.serving.unwedge_plan import RankPlan
-from dsv4_repro.tests.forensics.agent_recordings import ring
+
+from ...forensics.agent_recordings import ring
 
 RELEASES_AT = 256 + 12
 
