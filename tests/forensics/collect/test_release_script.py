@@ -89,9 +89,9 @@ class Patient(types.ModuleType):
         elif command == "quit":
             self.quit = True
         elif command == "info cuda kernels":
-            return self.troubles.get("kernels", KERNELS) if self.left > 0 else "No CUDA kernels.\n"
+            return str(self.troubles.get("kernels", KERNELS)) if self.left > 0 else "No CUDA kernels.\n"
         elif command.startswith("info cuda blocks"):
-            return self.troubles.get("blocks", BLOCKS)
+            return str(self.troubles.get("blocks", BLOCKS))
         elif command.startswith("x/"):
             return CODE
         elif command.startswith("print *(@global int*)"):
