@@ -174,10 +174,15 @@ class LongLook:
 
 
 def _engine_environment(target: ServerTarget, proc: Path) -> tuple[dict[str, str] | None, str]:
+    """Of the engine; else of the API process, whose environment the engine was given at its start."""
+    why = ""
     for pid in (*target.engine_pids, *((target.api_pid,) if target.api_pid else ())):
         found = read_environment(pid, proc)
-        return (found, "") if isinstance(found, dict) else (None, found.why)
-    return None, "the engine process was not found"
+        if isinstance(found, dict) and found:
+            return found, ""
+        # Empty: a process title was written over it.
+        why = why or (found.why if not isinstance(found, dict) else "nothing is left of it: the process wrote its title there")
+    return None, why or "the engine process was not found"
 
 
 def _arguments(target: ServerTarget, proc: Path) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from dsv4_repro.repro.serving.records import (
     Snapshot,
 )
 from dsv4_repro.repro.serving.standing import standing
-from dsv4_repro.repro.serving.why_look import Look, look, observe
+from dsv4_repro.repro.serving.why_look import Look, deadline_of, look, observe
 from dsv4_repro.repro.why_document import WhyDocument, why_lines
 from dsv4_repro.repro.why_verb import document_of, find_one
 
@@ -378,6 +378,22 @@ def test_an_environment_that_is_closed_gives_an_assumed_deadline() -> None:
     found = _document()["deadline"]
     assert (found["limit_s"], found["known"]) == (300.0, "assumed")
     assert found["remaining_s"] == pytest.approx(218.0)
+
+
+@pytest.mark.parametrize("engine", [None, b"", b"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=77\0"])
+@pytest.mark.parametrize("api", [None, b"PATH=/bin\0VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=99\0"])
+def test_the_engines_own_environment_decides_and_else_that_of_its_parent(
+    engine: bytes | None, api: bytes | None, tmp_path: Path
+) -> None:
+    """A process title can be written over an environment: then nothing is left of it."""
+    for pid, raw in ((11, engine), (10, api)):
+        if raw is not None:
+            (tmp_path / str(pid)).mkdir()
+            (tmp_path / str(pid) / "environ").write_bytes(raw)
+    found = deadline_of(ServerTarget("http://127.0.0.1:1", api_pid=10, engine_pids=(11,)), proc=tmp_path)
+    expected = 77.0 if engine else 99.0 if api else 300.0
+    assert found.limit_s == expected
+    assert ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS in the engine's environment" in found.text) == bool(engine or api), found.text
 
 
 def test_sources_that_never_answer_cost_their_own_deadline_and_no_more() -> None:
