@@ -26,10 +26,23 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Of ``-n auto``: twice the cores, because most of the long tests wait for a server, a deadline or a child."""
-    return 2 * (os.cpu_count() or 1)
+#: Live servers in trouble, for minutes: run on purpose, skipped visibly otherwise.
+SLOW = "DSV4_REPRO_SLOW"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not os.environ.get(SLOW):
+        skipped = pytest.mark.skip(reason=f"slow: {SLOW}=1 runs it")
+        for item in items:
+            if item.get_closest_marker("slow") is not None:
+                item.add_marker(skipped)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """``-n auto``: an idle worker takes tests from a busy one; the long ones lie together in a few files."""
+    if getattr(config.option, "numprocesses", None) and getattr(config.option, "dist", "") == "no":
+        config.option.dist = "worksteal"
 
 
 @pytest.fixture(scope="session")
