@@ -27,14 +27,14 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 
 #: Live servers in trouble, for minutes: run on purpose, skipped visibly otherwise.
-SLOW = "DSV4_REPRO_SLOW"
+SERVER_FAULTS = "DSV4_REPRO_SERVER_FAULTS"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not os.environ.get(SLOW):
-        skipped = pytest.mark.skip(reason=f"slow: {SLOW}=1 runs it")
+    if not os.environ.get(SERVER_FAULTS):
+        skipped = pytest.mark.skip(reason=f"minutes of live stand-in servers in trouble: {SERVER_FAULTS}=1 runs it")
         for item in items:
-            if item.get_closest_marker("slow") is not None:
+            if item.get_closest_marker("server_faults") is not None:
                 item.add_marker(skipped)
 
 

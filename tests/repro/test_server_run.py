@@ -129,7 +129,7 @@ def test_without_padding_nothing_is_said_about_the_defect(drain: Run) -> None:
     assert "the answer will be inconclusive" in " ".join(err.split())
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_a_bare_server_without_a_device_side_sign_stays_suspect(drain: Run) -> None:
     """No NVML here and no recorder: the stand-still is seen, and it is not called a hang."""
     status, document, _, folder = drain("wedge=3", "--bare", "--timeout", "14")
@@ -143,7 +143,7 @@ def test_a_bare_server_without_a_device_side_sign_stays_suspect(drain: Run) -> N
     assert any(item["what"] == "GPU core dump" for item in document["unread"])
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 @pytest.mark.parametrize("switch", ["kill_worker=1", "kill_engine=1"])
 def test_a_server_that_dies_while_it_serves_is_status_4(drain: Run, switch: str) -> None:
     status, document, _, folder = drain(f"after=60 {switch}")
@@ -153,7 +153,7 @@ def test_a_server_that_dies_while_it_serves_is_status_4(drain: Run, switch: str)
     assert open_run(folder).run.exit_status == 4
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_an_api_process_that_is_killed_is_status_4(tmp_path: Path, plan: Path) -> None:
     process, folder = _begin(tmp_path, plan, "step_ms=20")
     with process:
@@ -295,7 +295,7 @@ def test_ctrl_c_at_any_point_leaves_nobody_behind(tmp_path: Path, plan: Path, mo
     assert open_run(folder).run.state == "interrupted"
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 @pytest.mark.parametrize("moment", ['"state":"starting"', '"kind":"ready"', '"state":"hung"'])
 def test_a_user_who_presses_ctrl_c_again_and_again_leaves_nobody_behind(tmp_path: Path, plan: Path, moment: str) -> None:
     process, folder = _begin(tmp_path, plan, "step_ms=4 wedge=3 load_s=0.6")
@@ -327,7 +327,7 @@ def test_after_kill_9_the_run_is_readable_and_the_doctor_ends_the_server(tmp_pat
     assert any(line["kind"] == "hung" for line in _lines(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_two_runs_at_once_do_not_meet(tmp_path: Path, plan: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -370,7 +370,7 @@ def test_a_server_that_runs_is_drained_and_left_as_found(tmp_path: Path, plan: P
             os.killpg(server.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_each_trial_after_a_hang_gets_a_server_of_its_own(drain: Run) -> None:
     status, document, _, folder = drain("wedge=3", "--trials", "2")
     assert status == 3

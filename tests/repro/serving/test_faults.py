@@ -27,7 +27,7 @@ from dsv4_repro.repro.serving.load_plan import LoadPlan
 SITE = Path(__file__).parents[2] / "standin" / "site"
 LENGTHS = [(64, 40), (65, 400), (66, 400), (67, 400)]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.server_faults
 
 
 @dataclass

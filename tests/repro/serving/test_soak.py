@@ -136,7 +136,7 @@ QUIET: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_stand_ins_that_are_not_hung_are_not_called_so(stand_in: Start, watch: Callable[..., Any], load: Start) -> None:
     """All side by side for 10 s; their logs are rotated and truncated meanwhile."""
     with contextlib.ExitStack() as stack:
@@ -177,7 +177,7 @@ WEDGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_wedged_stand_ins_are_hung_within_five_seconds(stand_in: Start, watch: Callable[..., Any], load: Start) -> None:
     with contextlib.ExitStack() as stack:
         watched = {}
@@ -199,7 +199,7 @@ def test_wedged_stand_ins_are_hung_within_five_seconds(stand_in: Start, watch: C
             assert "healthy" in one.states, name
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_a_recovered_wedge_is_healthy_again_and_a_restart_is_seen(stand_in: Start, watch: Callable[..., Any], load: Start) -> None:
     with stand_in(step_ms=20, agent=True) as server, watch(server) as watched:
         with load(server, lengths=(400, 400)):
@@ -215,7 +215,7 @@ def test_a_recovered_wedge_is_healthy_again_and_a_restart_is_seen(stand_in: Star
         assert watched.observer.failures == 0
 
 
-@pytest.mark.slow
+@pytest.mark.server_faults
 def test_stand_ins_whose_host_stalls_are_suspect(stand_in: Start, watch: Callable[..., Any], load: Start) -> None:
     with contextlib.ExitStack() as stack:
         watched = {}
