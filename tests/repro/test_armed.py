@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,17 @@ def test_an_environment_that_cannot_be_read_is_not_an_absent_agent() -> None:
 
 
 def test_each_worker_of_a_server_is_asked(tmp_path: Path) -> None:
-    proc = tmp_path / "proc"
-    for pid, environment in ((10, "DSV4_REPRO_AGENT=1"), (11, "DSV4_REPRO_AGENT=1"), (12, "A=1")):
+    proc, own = tmp_path / "proc", os.getpid()  # a status counts while its process is there
+    for pid, environment in ((1, "DSV4_REPRO_AGENT=1"), (own, "DSV4_REPRO_AGENT=1"), (own + 1, "A=1")):
         (proc / str(pid)).mkdir(parents=True)
         (proc / str(pid) / "environ").write_bytes(environment.encode() + b"\0")
     folder = tmp_path / "agents"
     folder.mkdir()
-    target = ServerTarget(None, api_pid=10, ranks=(Rank(11, 0, 1), Rank(12, 1, 1)), agent_folder=folder)
+    target = ServerTarget(None, api_pid=1, ranks=(Rank(own, 0, 1), Rank(own + 1, 1, 1)), agent_folder=folder)
     first, second = armed_checks(target, proc=proc)
-    assert (first.id, first.state) == ("agent-11", "no")
+    assert (first.id, first.state) == (f"agent-{own}", "no")
     assert "no status was written" in first.found
     assert "Ray" in second.found
-    (folder / "status-11-0.json").write_text(json.dumps({"armed": {"recorder": True}, "features": {}}))
+    (folder / f"status-{own}-0.json").write_text(json.dumps({"armed": {"recorder": True}, "features": {}}))
     assert armed_checks(target, proc=proc)[0].state == "yes"
     assert armed_checks(ServerTarget(None), proc=proc)[0].state == "unknown"
