@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -31,6 +29,8 @@ from dsv4_repro.repro.schemas import schema_of
 from dsv4_repro.repro.serving.exporter import WatchState
 from dsv4_repro.repro.serving.records import Assessment
 from dsv4_repro.repro.serving.unwedge_look import api_pid_of_run
+
+from .webhook_receiver import receiver
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
@@ -56,34 +56,11 @@ def _wedged(server: StandIn) -> Iterator[None]:
             client.wait()
 
 
-@contextmanager
-def _receiver() -> Iterator[tuple[str, list[Any]]]:
-    bodies: list[Any] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/hook", bodies
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def test_once_on_a_wedged_server_keeps_the_evidence_and_tells_everybody_once(
     stand_in: _Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fired = tmp_path / "fired"
-    with stand_in(wedge=3, agent=True) as server, _receiver() as (hook, bodies), _wedged(server):
+    with stand_in(wedge=3, agent=True) as server, receiver("hook") as (hook, bodies), _wedged(server):
         command = f'env | grep ^DSV4_REPRO_ >> {fired}; echo seen; ls "$DSV4_REPRO_RUN"'
         status = main(
             ["watch", "--url", server.base_url, "--once", "--json", "--out", str(tmp_path / "runs"), "--on-hang", command,

@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dsv4_repro.repro.serving.hang_message import send_in_process
 
-
-@contextmanager
-def _receiver() -> Iterator[tuple[str, list[Any]]]:
-    bodies: list[Any] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/secret-path", bodies
-    finally:
-        server.shutdown()
-        server.server_close()
+from ..webhook_receiver import receiver
 
 
 def test_it_is_sent_redacted() -> None:
-    with _receiver() as (url, bodies):
+    with receiver("secret-path") as (url, bodies):
         found = send_in_process(url, {"sentence": "log /home/jdoe/x of 10.4.5.6", "class": "unknown"}, stop=threading.Event())
     assert found == "delivered, HTTP 204, attempt 1"
     (body,) = bodies
