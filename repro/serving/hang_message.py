@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...clock import SYSTEM, Clock, Deadline
-from .hang_process import package_environment
+from .hang_process import start_child
 
 __all__ = ["MESSAGE_S", "main", "send_in_process"]
 
@@ -37,11 +37,7 @@ def send_in_process(
 ) -> str:
     """Redact and POST ``document``; what became of it, in words without the URL. Any thread. Ended when ``stop`` is set."""
     try:
-        process = subprocess.Popen(
-            argv or [sys.executable, "-P", "-m", _MODULE],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=package_environment(),
-            start_new_session=True,
-        )  # fmt: skip
+        process = start_child(_MODULE, argv, stderr=subprocess.DEVNULL)
     except (OSError, ValueError) as error:
         return f"not delivered: its process could not be started: {error}"
     with process:

@@ -27,7 +27,7 @@ from ...forensics.collect.process_table import read_process_table, start_ticks
 from .hang_document import HangVerdict, encode_hang, verdict_of_samples, verdict_of_words
 from .watch_loop import Hang
 
-__all__ = ["CAPTURE_PROCESS_S", "HangKept", "capture_in_process", "package_environment"]
+__all__ = ["CAPTURE_PROCESS_S", "HangKept", "capture_in_process", "start_child"]
 
 #: Imports on a busy machine, 40 s of capture, diagnosis with the kernels' code, reports; seconds.
 CAPTURE_PROCESS_S = 240.0
@@ -53,11 +53,22 @@ class HangKept:
     stopped: bool = False
 
 
-def package_environment() -> dict[str, str]:
+def _package_environment() -> dict[str, str]:
     """The environment, with the place where this package was found (a link to a clone counts) for a child's imports."""
     package = sys.modules[__name__.partition(".repro")[0]]
     paths = [str(Path(package.__path__[0]).absolute().parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in paths if part)}
+
+
+def start_child(module: str, argv: Sequence[str] | None, *, stderr: int) -> subprocess.Popen[bytes]:
+    """``python -m module`` in a session of its own, spoken to by its standard streams. ``argv``: another program in its place.
+
+    Raises OSError, ValueError: it could not be started.
+    """
+    return subprocess.Popen(
+        argv or [sys.executable, "-P", "-m", module],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_package_environment(), start_new_session=True,
+    )  # fmt: skip
 
 
 def capture_in_process(
@@ -73,11 +84,7 @@ def capture_in_process(
 ) -> HangKept:
     """Capture, diagnose and report ``hang`` below ``root``. ``argv``: another program in the child's place (tests)."""
     try:
-        process = subprocess.Popen(
-            argv or [sys.executable, "-P", "-m", _MODULE],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=package_environment(),
-            start_new_session=True,
-        )  # fmt: skip
+        process = start_child(_MODULE, argv, stderr=subprocess.PIPE)
     except (OSError, ValueError) as error:
         return HangKept(verdict_of_samples(hang), None, f"its process could not be started: {error}")
     talk = _Talk(process, encode_hang(hang, root=root.absolute(), attach=attach), say)
