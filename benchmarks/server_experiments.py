@@ -15,6 +15,9 @@ Several may run at once with their own ``--gpu`` and ``--port``. Parts, by the s
   through cuda-gdb), ``unwedge-one-rank`` (two ranks: one is released and watched, then the other; what happens is recorded);
 * no MTP: ``control`` (the same drains).
 
+``--cold-guard``: nothing arms the guard before a part's own first release; a guarded run to compare with comes afterwards.
+``--pin``: the server on the lower three quarters of the processors, this program on the rest.
+
 ``--tp N`` spreads the server over N GPUs. Its environment is ours: NCCL_NVLS_ENABLE and the like are set by the caller.
 
 A part that fails is told and the others go on; a server that does not recover is ended and started again for the next part.
@@ -115,6 +118,8 @@ class Bench:
             "options": {name: str(value) for name, value in vars(args).items()},
         }  # fmt: skip
 
+        self.taskset = self.pinned()
+
     def put(self, part: str, value: Any) -> None:
         self.document["parts"][part] = value
         path = self.out / f"server_experiments-{self.args.port}.json"
@@ -135,6 +140,16 @@ class Bench:
         head = head or [self.args.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.args.model_dir)]
         ranks = ["--tensor-parallel-size", str(self.args.tp)]
         return [*head, *FLAGS, *ranks, *more, *cache, "--port", str(self.args.port), *shlex.split(self.args.extra)]
+
+    def pinned(self) -> list[str]:
+        """With --pin: taskset for the server on three quarters of the processors; the others are ours from then on."""
+        usable = sorted(os.sched_getaffinity(0))
+        if not self.args.pin or len(usable) < 4:
+            return []
+        cut = len(usable) * 3 // 4
+        os.sched_setaffinity(0, usable[cut:])
+        self.document["processors"] = {"server": usable[:cut], "client": usable[cut:]}
+        return ["taskset", "-c", ",".join(map(str, usable[:cut]))]
 
     def environment(self, kind: str) -> dict[str, str]:
         path = os.pathsep.join(part for part in (str(self.out / f"agent-package-{self.args.port}"), self.args.vllm) if part)
@@ -158,7 +173,8 @@ class Bench:
         shutil.rmtree(self.agents, ignore_errors=True)
         self.agents.mkdir(mode=0o700, parents=True)
         log = self.out / f"server-{self.args.port}-{kind}-{len(self.document['servers'])}.log"
-        server = Server(self.command(kind), self.environment(kind), log, self.base_url)
+        argv = [*self.taskset, *self.command(kind)]
+        server = Server(argv, self.environment(kind), log, self.base_url)
         self.server, self.kind = server, kind
         say(f"starting the {kind} server")
         server.start()
@@ -172,8 +188,10 @@ class Bench:
         self.model = server.model() or self.model
         say(f"ready after {server.ready_s:.1f} s; warming up")
         # What compiles at first use is compiled here: prefill alone, then each batch that does not pad (1, 2, 4 live).
-        self.control(guard=True)
-        for shape in ([(64, 8)], [(3000, 24)], [(3000, 40)] * 2, [(3000, 40)] * 4):
+        # With --cold-guard one and two live only, whose rows fill a graph, also when one leaves before the other.
+        self.control(guard=not self.args.cold_guard)
+        shapes = ([(64, 8)], [(3000, 24)], [(3000, 40)] * 2, [(3000, 40)] * 4)
+        for shape in shapes[:3] if self.args.cold_guard else shapes:
             warm = run_drain(self.base_url, self.model, shape, seed=90, timeout_s=self.left(90.0))
             if not warm.complete:
                 facts["failed"], facts["tail"] = f"warm-up: {[one.error for one in warm.streams]}", server.tail()
@@ -429,12 +447,16 @@ def part_cost(bench: Bench) -> None:
             raise PartError(f"{plan}: {failed}")
 
 
-def wedge(bench: Bench, part: str, result: dict[str, Any]) -> tuple[Drain, Drain]:
-    """A guarded drain, twice, and the same unguarded, which wedges: (guarded, wedged). Raises PartError."""
-    bench.control(guard=True)
-    guarded, _ = bench.drain(77)
-    again, _ = bench.drain(77)
-    result["guarded / guarded again"] = compare(guarded, again)
+def wedge(bench: Bench, part: str, result: dict[str, Any]) -> tuple[Drain | None, Drain]:
+    """A guarded drain, twice, and the same unguarded, which wedges: (guarded, wedged). Raises PartError.
+
+    With --cold-guard no guarded one: the guard has then never been armed in this server. ``freed`` makes it afterwards."""
+    guarded = None
+    if not bench.args.cold_guard:
+        bench.control(guard=True)
+        guarded, _ = bench.drain(77)
+        again, _ = bench.drain(77)
+        result["guarded / guarded again"] = compare(guarded, again)
     bench.control(guard=False)
     drain = start_drain(bench.base_url, bench.model, bench.shape(), seed=77, timeout_s=bench.left(240.0))
     end = time.monotonic() + bench.left(60.0)
@@ -469,16 +491,22 @@ def unwedge(bench: Bench, part: str, more: Sequence[str]) -> None:
     freed(bench, part, result, guarded, drain)
 
 
-def freed(bench: Bench, part: str, result: dict[str, Any], guarded: Drain, drain: Drain) -> None:
+def freed(bench: Bench, part: str, result: dict[str, Any], guarded: Drain | None, drain: Drain) -> None:
     """What became of the survivors, and whether the server serves on."""
     drain.wait(bench.left(90.0))
     result["survivors"] = drain.document()
     result["tokens_flowed"] = drain.tokens > result["tokens_before"]
     alive = result["server_alive"] = bench.server is not None and bench.server.alive
-    result["guarded / unwedged"] = compare(guarded, drain)
     bench.put(part, result)
     say(f"{part}: complete {drain.complete}, server alive {alive}")
+    if drain.complete and guarded is None:
+        bench.control(guard=True)
+        guarded, _ = bench.drain(77)
+        result["guarded run came"] = "afterwards"
+    if guarded is not None:
+        result["guarded / unwedged"] = compare(guarded, drain)
     if not drain.complete:
+        bench.put(part, result)
         raise PartError("the survivors did not complete")
     # Two at a time: four rows, never padded, with or without a guard.
     served, began = 0, time.monotonic()
@@ -611,6 +639,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--command", default="", help="another server program, up to its model; flags are added")
     parser.add_argument("--extra", default="", help="more flags of the server")
     parser.add_argument("--prefix-caching", action="store_true")
+    parser.add_argument("--cold-guard", action="store_true", help="the guard was never armed before a part's first release")
+    parser.add_argument("--pin", action="store_true", help="server and client on processors of their own (taskset)")
     parser.add_argument("--drains", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cost-plans", default="recorder:8,recorder:1,guard:8,guard:2,both:8,none:8", help="switch:live")
