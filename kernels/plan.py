@@ -6,7 +6,6 @@ CUDA graph capture and frozen; at replay only the lengths on the device change. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +20,6 @@ from .abi import (
     TopKParams,
 )
 from .devices import ArchLimits, DeviceDescription, arch_limits, device_for_sm, device_named, named_devices
-from .graphs import decode_graph_sizes, pad_to_graph
-from .producer import compress_lengths, expand_lengths, producer_path
 from .release_profiles import DEFAULT_PROFILE, ReleaseProfile, known_profiles, release_profile
 
 __all__ = [
@@ -31,8 +28,8 @@ __all__ = [
     "DeviceDescription",
     "LaunchPlan",
     "ReleaseProfile",
-    "WedgeRow",
     "arch_limits",
+    "check_integer",
     "default_registers",
     "device_for_sm",
     "device_named",
@@ -45,8 +42,6 @@ __all__ = [
     "resident_ctas_per_sm",
     "smem_budget",
     "vector_width",
-    "wedge_table",
-    "wedging_live_requests",
 ]
 
 #: FilteredTopK takes batches of more rows than this, where a block may have 128 KiB of shared memory.
@@ -59,7 +54,7 @@ SAMPLED_MIN_LENGTH = {512: 98304, 1024: 65536, 2048: 65536}
 #: Shared memory that a batch of at most 8 rows may use per CTA, bytes.
 SMEM_CAP_8_ROWS = 48 * 1024
 
-_INT32_MAX = (1 << 31) - 1
+INT32_MAX = (1 << 31) - 1
 _MAX_ROWS = 1 << 20
 
 Path = Literal["persistent", "filtered", "sampled", "decode", "refused"]
@@ -192,7 +187,8 @@ class LaunchPlan:
         return [head, *([self.refusal] if self.refusal else []), *self.notes]
 
 
-def _check(name: str, value: int, low: int, high: int) -> None:
+def check_integer(name: str, value: int, low: int, high: int) -> None:
+    """PlanError, with the name and the value, unless ``value`` is an integer of ``low`` to ``high``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise PlanError(f"{name} must be an integer, got {value!r}")
     if not low <= value <= high:
@@ -215,13 +211,13 @@ def plan_launch(
     ``max_seq_len``: the host scalar that the caller passes. ``registers`` and ``static_smem``: of the kernel that will be launched,
     for its occupancy; None takes the shipped kernel's. PlanError if a value is out of range.
     """
-    _check("rows", rows, 1, _MAX_ROWS)
-    _check("stride", stride, 1, _INT32_MAX)
-    _check("max_seq_len", max_seq_len, 0, _INT32_MAX)
+    check_integer("rows", rows, 1, _MAX_ROWS)
+    check_integer("stride", stride, 1, INT32_MAX)
+    check_integer("max_seq_len", max_seq_len, 0, INT32_MAX)
     if top_k not in TOP_K_VALUES:
         raise PlanError(f"top_k must be one of {', '.join(map(str, TOP_K_VALUES))}, got {top_k}")
-    _check("num_sms", device.num_sms, 1, 1 << 16)
-    _check("smem_optin", device.smem_optin, FIXED_SMEM_LARGE + 4, 1 << 30)
+    check_integer("num_sms", device.num_sms, 1, 1 << 16)
+    check_integer("smem_optin", device.smem_optin, FIXED_SMEM_LARGE + 4, 1 << 30)
     profile = release_profile if isinstance(release_profile, ReleaseProfile) else _profile(release_profile)
     notes: list[str] = []
 
@@ -307,106 +303,3 @@ def _other(
         max_seq_len=max_seq_len, smem_budget=budget, occupancy=0, num_sms=device.num_sms, resident_cap=0, path=path,
         oversubscribed=False, refusal="", release=profile.first, notes=(note,),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class WedgeRow:
-    """What an unfixed build does with ``live_requests`` in flight. ``graph_rows``: rows after padding to a captured graph.
-
-    ``negative_rows``: how many lengths are negative. ``launch`` None: no launch was planned because nothing negative reaches it.
-    """
-
-    live_requests: int
-    rows: int
-    graph_rows: int
-    padded_requests: int
-    negative_rows: int
-    launch: LaunchPlan | None
-    wedges: bool
-    reason: str
-
-
-def wedge_table(
-    max_model_len: int,
-    device: DeviceDescription,
-    *,
-    next_n: int = 2,
-    capture_sizes: Sequence[int] | None = None,
-    max_num_seqs: int = 16,
-    compress: int = 4,
-    stride_padding: int = 1,
-    top_k: int = 512,
-    release: str | ReleaseProfile = DEFAULT_PROFILE,
-    max_seq_len: int | None = None,
-    registers: int | None = None,
-) -> tuple[WedgeRow, ...]:
-    """For 1 to ``max_num_seqs`` live requests: does a kernel without the guard wedge, behind a producer without the clamp, and why.
-
-    ``stride_padding``: the multiple of floats to which logits rows are padded. ``max_seq_len``: the host scalar; None takes the row
-    width, as callers from 0.25.0 to 0.30.0 do. PlanError if a value is out of range.
-    """
-    _check("max_model_len", max_model_len, 1, _INT32_MAX)
-    _check("next_n", next_n, 1, 64)
-    _check("max_num_seqs", max_num_seqs, 1, 4096)
-    _check("compress", compress, 1, 1 << 16)
-    _check("stride_padding", stride_padding, 1, 1 << 16)
-    for size in capture_sizes or ():
-        _check("capture_sizes", size, 1, 1 << 20)
-    width = max_model_len // compress
-    if width < 1:
-        raise PlanError(f"max_model_len {max_model_len} compressed by {compress} leaves rows of no width")
-    promised = width if max_seq_len is None else max_seq_len
-    sizes = decode_graph_sizes(max_num_seqs, next_n, capture_sizes)
-    table: list[WedgeRow] = []
-    for live in range(1, max_num_seqs + 1):
-        rows = live * next_n
-        padded = pad_to_graph(rows, sizes)
-        graph_rows = rows if padded is None else padded
-        padding = graph_rows // next_n - live
-        if padding == 0:
-            why = "no captured size holds it: launched as it is" if padded is None else "a captured size fits exactly: no padding"
-            table.append(WedgeRow(live, rows, graph_rows, 0, 0, None, False, why))
-            continue
-        slots = (next_n,) * live + (0,) * padding
-        path = producer_path(slots, next_n, device.sm)
-        context = (max(max_model_len, next_n),) * live + (0,) * padding
-        lengths = compress_lengths(expand_lengths(context, slots, rows=graph_rows, path=path), compress)
-        negative = sum(length < 0 for length in lengths)
-        if negative == 0:
-            why = f"the {path} producer path makes no negative length" + (" (next_n 1)" if next_n == 1 else "")
-            table.append(WedgeRow(live, rows, graph_rows, padding, 0, None, False, why))
-            continue
-        launch = plan_launch(
-            graph_rows, padded_stride(width, stride_padding), promised, top_k, device, release_profile=release, registers=registers
-        )
-        if launch.path != "persistent":
-            why = f"{graph_rows} rows take the {launch.path} path"
-        elif launch.ctas_per_group < 2:
-            why = f"one CTA holds a whole row of {launch.stride}: nobody to wait for"
-        elif not launch.peers_leave:
-            why = f"max_seq_len {promised} > {RADIX_THRESHOLD}: peers stay"
-        else:
-            why = f"{negative} negative length(s), {launch.ctas_per_group} CTAs a group, peers leave: the leader waits for ever"
-        table.append(WedgeRow(live, rows, graph_rows, padding, negative, launch, launch.wedges_on_negative_length, why))
-    return tuple(table)
-
-
-def wedging_live_requests(
-    max_model_len: int,
-    device: DeviceDescription,
-    *,
-    next_n: int = 2,
-    capture_sizes: Sequence[int] | None = None,
-    max_num_seqs: int = 16,
-    compress: int = 4,
-    stride_padding: int = 1,
-    top_k: int = 512,
-    release: str | ReleaseProfile = DEFAULT_PROFILE,
-    max_seq_len: int | None = None,
-) -> tuple[int, ...]:
-    """The live-request counts at which an unfixed build wedges; the reasons are in ``wedge_table``."""
-    table = wedge_table(
-        max_model_len, device, next_n=next_n, capture_sizes=capture_sizes, max_num_seqs=max_num_seqs, compress=compress,
-        stride_padding=stride_padding, top_k=top_k, release=release, max_seq_len=max_seq_len,
-    )  # fmt: skip
-    return tuple(row.live_requests for row in table if row.wedges)

@@ -23,9 +23,8 @@ from dsv4_repro.kernels.plan import (
     resident_ctas_per_sm,
     smem_budget,
     vector_width,
-    wedge_table,
-    wedging_live_requests,
 )
+from dsv4_repro.kernels.wedge_table import wedge_table, wedging_live_requests
 
 PRO_6000 = device_named("RTX PRO 6000 Blackwell")
 H200 = device_named("H200")
