@@ -11,9 +11,10 @@ import os
 import stat
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...errors import EvidenceError
 from .opening import at_once
@@ -21,7 +22,7 @@ from .opening import at_once
 __all__ = [
     "BEAT", "BEAT_OFFSET", "EVENT_DROPPED", "GUARDED", "HEADER", "HEADER_SIZE", "LIVE", "LIVE_OFFSET", "MAGIC", "MAX_SLOTS",
     "SLOT", "SLOT_SIZE", "VERSION", "GraphMode", "RecordedStep", "RingContents", "RingHeader",
-    "parse_ring", "read_newest", "read_ring",
+    "parse_ring", "read_newest", "read_ring", "step_of",
 ]  # fmt: skip
 
 MAGIC = b"DSV4RING"
@@ -111,6 +112,45 @@ class RecordedStep:
     def finished(self) -> bool:
         """The step was seen to have ended on the device."""
         return self.complete_ns is not None or self.output_ns is not None
+
+
+_RUNNERS: dict[str, Literal["v1", "v2"]] = {"v1": "v1", "v2": "v2"}
+_MODE_NAMES: dict[str, GraphMode] = {mode: mode for mode in _MODES.values()}
+
+
+def step_of(document: object) -> RecordedStep | None:
+    """A step as a document keeps it (``dataclasses.asdict`` of one, also by way of JSON); None if it is none.
+
+    A field that is missing or of another type counts as not seen.
+    """
+    if not isinstance(document, Mapping):
+        return None
+    kept: Mapping[str, Any] = document
+
+    def number(name: str, least: int) -> int | None:
+        value = kept.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else None
+
+    def word(name: str) -> str:
+        value = kept.get(name)
+        return value if isinstance(value, str) else ""
+
+    own = number("number", 1)
+    if own is None:
+        return None
+    native = kept.get("native")
+    return RecordedStep(
+        own,
+        _RUNNERS.get(word("runner"), "unknown"),
+        _MODE_NAMES.get(word("graph_mode"), "unknown"),
+        native if isinstance(native, bool) else None,
+        number("requests", 0), number("tokens", 0), number("padded_requests", 0), number("padded_tokens", 0),
+        number("decode_min", 0), number("decode_max", 0), number("decode_slots", 0), number("decode_zero", 0), number("next_n", 0),
+        number("begin_ns", 1), number("launch_ns", 1), number("record_ns", 1), number("complete_ns", 1), number("wait_ns", 1),
+        number("output_ns", 1),
+        kept.get("guarded") is True,
+        kept.get("event_dropped") is True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

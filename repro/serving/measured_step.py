@@ -13,7 +13,8 @@ from typing import Any
 from ...errors import ReproError
 from ...forensics.chain import StepFacts
 from ...forensics.device_state import DeviceState, GridState
-from ...forensics.evidence.agent_facts import AgentLaunch, KnownWait, agent_launches, waits_in
+from ...forensics.evidence.agent_facts import AgentLaunch, KnownWait, agent_launches, recorded_step, waits_in
+from ...forensics.evidence.ring_file import step_of
 from ...forensics.identity import base_name
 from ...kernels.abi import TopKParams
 from ...kernels.devices import DeviceDescription, device_for_sm, device_named
@@ -60,24 +61,10 @@ def measured_step(ring: Mapping[str, Any] | None, launches: Sequence[AgentLaunch
 
     ``ring``: facts of one recorder (``first_sample.ring_state``). None if there is neither a recorded step nor a plan.
     """
-    step = ring.get("step") if ring is not None else None
-    if not isinstance(step, Mapping) or step.get("requests") is None:
+    step = step_of(ring.get("step")) if ring is not None else None
+    measured = recorded_step(step) if step is not None else None
+    if measured is None:
         return planned
-    requests, padded, zero = step.get("requests"), step.get("padded_requests"), step.get("decode_zero")
-    # The recorder sees the padded request slots as decode lengths of 0; the descriptor's own figure where it has none.
-    slots = zero if isinstance(zero, int) and zero > 0 else None
-    if slots is None and isinstance(padded, int) and isinstance(requests, int):
-        slots = padded - requests
-    native = step.get("native")
-    measured = StepFacts(
-        live_requests=requests,
-        next_n=step.get("next_n"),
-        rows=step.get("tokens"),
-        graph_rows=step.get("padded_tokens") if step.get("graph_mode") == "full" else None,
-        padded_requests=slots,
-        producer=None if native is None else "native" if native else "variable-length",
-        origin="measured",
-    )
     if planned is not None:
         # Of the plan only what a step does not change: the model's compression and widths.
         measured = replace(
