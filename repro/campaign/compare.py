@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .sequential import fisher_two_sided
-from .store import Summary
+from .summary import Summary
 
 __all__ = ["CHANGE_LEVEL", "Change", "compare_summaries", "comparison_lines"]
 

@@ -8,15 +8,9 @@ from collections.abc import Sequence
 from ..exits import STATUS
 from .compare import Change, comparison_lines
 from .sequential import bound_words
-from .store import HangKind, Summary
+from .summary import Summary
 
-__all__ = ["campaign_status", "hang_line", "junit_of", "markdown_summary", "summary_lines"]
-
-
-def hang_line(hang: HangKind) -> str:
-    """One kind of hang in a line."""
-    what = hang.class_ + (f" / {hang.cause}" if hang.cause else "")
-    return f"{hang.identity}: {hang.hangs} hangs, {what or 'not diagnosed'}, {hang.signature or 'no published case'}"
+__all__ = ["campaign_status", "junit_of", "markdown_summary", "summary_lines"]
 
 
 def campaign_status(summary: Summary, changes: Sequence[Change] | None, fail_on: str) -> tuple[str, int]:
@@ -44,7 +38,7 @@ def summary_lines(summary: Summary, changes: Sequence[Change] | None = None) -> 
         f"{summary.name}: {summary.trials} trials ({kinds}); {summary.reached} reached a danger window, "
         f"{len(summary.windows)} different ones",
         f"hang hazard over all: {bound_words(total, summary.reached)}",
-        *(hang_line(hang) for hang in summary.hangs),
+        *(hang.line for hang in summary.hangs),
     ]
     for hang in summary.hangs:
         lines += [f"{hang.identity}: {path}" for path in (hang.minimised, hang.bundle) if path]
@@ -92,7 +86,7 @@ def junit_of(summary: Summary, changes: Sequence[Change] | None = None) -> str:
         case = ET.SubElement(suite, "testcase", classname="hunt", name=f"hang {hang.identity}")
         failures += 1
         said = f" ({words[hang.identity]})" if hang.identity in words else ""
-        ET.SubElement(case, "failure", type=_xml(hang.class_ or "hang"), message=_xml(hang_line(hang) + said))
+        ET.SubElement(case, "failure", type=_xml(hang.class_ or "hang"), message=_xml(hang.line + said))
     if not summary.hangs:
         ET.SubElement(suite, "testcase", classname="hunt", name="no hang")
     other = ET.SubElement(suite, "testcase", classname="hunt", name="no other failure")

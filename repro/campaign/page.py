@@ -14,7 +14,7 @@ from ..bounds import at_least, at_most
 from .compare import Change
 from .outputs import summary_lines
 from .sequential import CONFIDENCE
-from .store import Summary
+from .summary import Summary
 
 __all__ = ["campaign_page", "hazard_figure", "time_figure"]
 

@@ -14,7 +14,6 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from ...clock import SYSTEM, Clock, utc_stamp
 from ...errors import RefusedError, RunStoreError
 from .cells import TrialResult
 from .plan import HuntPlan
+from .summary import HangKind, Summary
 
-__all__ = ["CampaignStore", "HangKind", "Summary"]
+__all__ = ["CampaignStore"]
 
 FORMAT = "1"
 _TABLES = """
@@ -44,53 +44,6 @@ CREATE TABLE hangs (
 ) WITHOUT ROWID;
 CREATE TABLE events (id INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
 """
-
-
-@dataclass(frozen=True, slots=True)
-class HangKind:
-    """One identity. ``minimised``, ``bundle``: what was written about it, relative to the campaign's folder."""
-
-    identity: str
-    class_: str
-    cause: str | None
-    signature: str | None
-    first_trial: int
-    hangs: int
-    minimised: str | None
-    bundle: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A campaign so far. ``kinds``: how trials ended -> how many. ``factors``: factor -> value -> kind -> trials."""
-
-    name: str
-    trials: int
-    kinds: Mapping[str, int]
-    seconds: float
-    hangs: tuple[HangKind, ...]
-    windows: tuple[tuple[str, int, int], ...]
-    factors: Mapping[str, Mapping[str, Mapping[str, int]]]
-
-    @property
-    def reached(self) -> int:
-        """Trials that reached a danger window: those that hung or were clean in it."""
-        return self.kinds.get("hang", 0) + self.kinds.get("clean", 0)
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        fields = ("identity", "cause", "signature", "first_trial", "hangs", "minimised", "bundle")
-        hangs = [{"class": hang.class_, **{name: getattr(hang, name) for name in fields}} for hang in self.hangs]
-        return {
-            "name": self.name,
-            "trials": self.trials,
-            "kinds": dict(self.kinds),
-            "windows_reached": self.reached,
-            "trial_seconds": round(self.seconds, 3),
-            "hangs": hangs,
-            "danger_windows": [{"window": key, "trials": trials, "hangs": hung} for key, trials, hung in self.windows[:200]],
-            "factors": {name: {value: dict(kinds) for value, kinds in values.items()} for name, values in self.factors.items()},
-        }
 
 
 def _error(error: sqlite3.Error, path: Path) -> RunStoreError:
