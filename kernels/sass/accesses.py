@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .decode import Instruction
-from .emit import Value
+from .emit_values import Value
 from .operands import RZ, Operand
 from .semantics import NoSemanticsError
 

@@ -14,7 +14,8 @@ from typing import Any
 from ...errors import UnknownInstructionError
 from .accesses import access
 from .decode import INSTRUCTION_BYTES, Instruction, SassFunction
-from .emit import EmitAlgebra, Value
+from .emit import EmitAlgebra
+from .emit_values import Value
 from .isa import NO_OPERATION
 from .layout import ConstantLayout
 from .operands import PT, RZ, Operand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .decode import Instruction
-from .emit import Value
+from .emit_values import Value
 from .operands import PT
 from .semantics import NoSemanticsError
 
