@@ -238,7 +238,7 @@ def part_minimise(arguments: Any) -> dict[str, Any]:
             done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
             return -1, time.monotonic() - began, f"no end within {timeout:g} s"
-        return done.returncode, time.monotonic() - began, (done.stdout + done.stderr)[-1500:]
+        return done.returncode, time.monotonic() - began, (done.stdout + done.stderr)[-6000:]
 
     cases: list[tuple[str, str, list[str]]] = [("driver", arguments.kernel, [])]
     if arguments.library:

@@ -233,7 +233,9 @@ def hang(hand: Hand, server: Server, watch: Watched) -> None:
     put("why_left_the_counters_alike", alike[0] == alike[1] and bool(alike[0]))
     put("on_hang_after_s", until(lambda: (args.out / "fired").is_file(), hand.left(90.0)))
     if args.freeze:
-        words = ("autopsy", str(server.process.pid if server.process else 0), "--attach", "--freeze", "--yes", "--json")
+        said = hand.document["why"]["document"]
+        ranks = said.get("ranks", []) if isinstance(said, dict) else []
+        words = ("autopsy", str(ranks[0]["pid"] if ranks else 0), "--attach", "--freeze", "--yes", "--json")
         put("autopsy_freeze", hand.verb(*words, "--out", str(args.out / "autopsy"), seconds=90.0))
     words = ("unwedge", str(server.process.pid if server.process else 0), "--url", hand.url, "--via", args.via, "--json")
     if args.agent:
