@@ -2,9 +2,6 @@
 
 A ``LoadPlan`` is what the client does on the server ground; a ``DrainPlan`` (scenarios) is what the batch does on all grounds.
 ``LoadPlan.from_drain`` makes the one from the other, and ``LoadPlan.from_lengths`` a short drain from explicit lengths.
-
-A window is (live requests, rows of the graph that they are padded to, MTP depth): ``window`` does the arithmetic with the server's
-own capture rule (kernels/graphs.py).
 """
 
 from __future__ import annotations
@@ -14,20 +11,20 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ...errors import PlanError
-from ...kernels.graphs import decode_graph_sizes, pad_to_graph
+from ...kernels.graphs import decode_graph_sizes
 from ...scenarios.drain import DrainPlan, plan_requests
 from ..atomic import write_atomic
+from .aims import MAX_LIVE, MAX_MTP, PLAN_HELP, Aim, PlanPart, plan_errors, window
 from .completions import TOKEN_IDS, CompletionRequest, token_prompt
 
-__all__ = ["LOAD_SCHEMA", "Aim", "LoadPlan", "RequestSpec", "Wave", "padded_counts", "read_load_plan", "schema", "window"]
+__all__ = ["LOAD_SCHEMA", "LoadPlan", "RequestSpec", "Wave", "read_load_plan", "schema"]
 
 LOAD_SCHEMA = "dsv4-repro/load-plan/1"
 #: Plan files larger than this are not read, bytes.
@@ -35,60 +32,10 @@ MAX_PLAN_BYTES = 32 << 20
 MAX_REQUESTS = 20_000
 #: Prompt and output tokens over all requests.
 MAX_TOTAL_TOKENS = 200_000_000
-#: Most requests that decode at once, and speculative tokens per step.
-MAX_LIVE, MAX_MTP = 4096, 15
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,60}")
-_HELP = "See the fields and an example: dsv4-repro show drain; make a new plan: leave --plan out"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-@contextmanager
-def _typed() -> Iterator[None]:
-    """A plan that makes no sense is a PlanError that names place, value and rule."""
-    try:
-        yield
-    except ValidationError as error:
-        raise PlanError(_explain(error), help_text=_HELP) from None
-
-
-class Aim(_Part):
-    """One window: ``live`` requests of ``mtp`` + 1 rows each, in a FULL graph of ``graph_rows`` rows (null: launched eagerly)."""
-
-    live: int = Field(ge=1, le=MAX_LIVE, description="Live requests, exactly.")
-    mtp: int = Field(ge=0, le=MAX_MTP, description="Speculative tokens per request and step.")
-    graph_rows: int | None = Field(default=None, ge=1, le=1 << 20, description="Rows of the graph they are padded to; null: eager.")
-    steps: int = Field(default=2, ge=1, le=100_000, description="Decode steps in the window before it may be left.")
-    required: bool = Field(default=True, description="The load is steered into it; others are only counted when they happen.")
-
-    @model_validator(mode="after")
-    def _holds(self) -> Aim:
-        if self.graph_rows is not None and (self.graph_rows < self.rows or self.graph_rows % (self.mtp + 1)):
-            raise ValueError(f"a graph of {self.graph_rows} rows does not hold {self.live} x {self.mtp + 1} rows")
-        return self
-
-    @property
-    def rows(self) -> int:
-        """Rows without padding."""
-        return self.live * (self.mtp + 1)
-
-    @property
-    def padded_requests(self) -> int:
-        """Request slots without a request."""
-        return 0 if self.graph_rows is None else (self.graph_rows - self.rows) // (self.mtp + 1)
-
-    @property
-    def text(self) -> str:
-        """The window in words."""
-        rows = f"{self.live} live x {self.mtp + 1} = {self.rows} rows"
-        if self.graph_rows is None:
-            return f"{rows}, eager"
-        return f"{rows} in a graph of {self.graph_rows}" + (f", {self.padded_requests} padded" if self.padded_requests else "")
-
-
-class RequestSpec(_Part):
+class RequestSpec(PlanPart):
     """One request. Its prompt is ``prompt_tokens`` ids drawn from ``prompt_seed``, or ``text``."""
 
     id: str = Field(description="Unique in the plan; part of the request's X-Request-Id.")
@@ -135,7 +82,7 @@ class RequestSpec(_Part):
         )
 
 
-class Wave(_Part):
+class Wave(PlanPart):
     """Requests that are sent together and drain together; the next wave begins when all have ended."""
 
     name: str = Field(max_length=60)
@@ -158,7 +105,7 @@ class Wave(_Part):
         return self
 
 
-class LoadPlan(_Part):
+class LoadPlan(PlanPart):
     """The whole load. ``token_ids``: ids that prompts are drawn from, low and one past the high."""
 
     seed: int = Field(default=0, ge=0, le=(1 << 63) - 1)
@@ -219,12 +166,12 @@ class LoadPlan(_Part):
         """From a JSON document. PlanError."""
         fields = dict(document)
         if (named := fields.pop("schema", None)) != LOAD_SCHEMA:
-            raise PlanError(f"schema {str(named)[:80]!r} is not {LOAD_SCHEMA!r}", help_text=_HELP)
-        with _typed():
+            raise PlanError(f"schema {str(named)[:80]!r} is not {LOAD_SCHEMA!r}", help_text=PLAN_HELP)
+        with plan_errors():
             return cls(**{str(name): value for name, value in fields.items()})
 
     @classmethod
-    @_typed()
+    @plan_errors()
     def from_drain(
         cls,
         plan: DrainPlan,
@@ -290,7 +237,7 @@ class LoadPlan(_Part):
         )
 
     @classmethod
-    @_typed()
+    @plan_errors()
     def from_lengths(
         cls,
         requests: Sequence[tuple[int, int]],
@@ -343,51 +290,27 @@ def schema() -> dict[str, Any]:
     return document
 
 
-def window(live: int, mtp: int, graph_sizes: Sequence[int], *, steps: int = 2, required: bool = True) -> Aim:
-    """The window of ``live`` requests on a server that captured ``graph_sizes`` rows (empty: eager). PlanError."""
-    with _typed():
-        return Aim(live=live, mtp=mtp, graph_rows=pad_to_graph(live * (mtp + 1), graph_sizes), steps=steps, required=required)
-
-
-def padded_counts(mtp: int, max_num_seqs: int, capture_sizes: Sequence[int] | None = None) -> dict[int, int]:
-    """Every live count that is padded: live requests -> rows of the graph. vLLM's default list with MTP 1: 3 -> 8, 5 -> 16, …"""
-    sizes = decode_graph_sizes(max_num_seqs, mtp + 1, capture_sizes)
-    aims = [window(live, mtp, sizes) for live in range(1, max_num_seqs + 1)]
-    return {aim.live: aim.graph_rows for aim in aims if aim.padded_requests and aim.graph_rows is not None}
-
-
 def read_load_plan(path: Path) -> LoadPlan:
     """A plan file of at most 32 MiB. PlanError names the file and what is wrong in it."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:  # a pipe would block
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise PlanError(f"{path}: not a regular file", help_text=_HELP)
+                raise PlanError(f"{path}: not a regular file", help_text=PLAN_HELP)
             raw = stream.read(MAX_PLAN_BYTES + 1)
     except OSError as error:
-        raise PlanError(f"{path}: {error.strerror or error}", help_text=_HELP) from None
+        raise PlanError(f"{path}: {error.strerror or error}", help_text=PLAN_HELP) from None
     if len(raw) > MAX_PLAN_BYTES:
-        raise PlanError(f"{path}: larger than {MAX_PLAN_BYTES} bytes", help_text=_HELP)
+        raise PlanError(f"{path}: larger than {MAX_PLAN_BYTES} bytes", help_text=PLAN_HELP)
     try:
         document = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path}: not a plan: {str(error)[:200] or type(error).__name__}", help_text=_HELP) from None
+        raise PlanError(f"{path}: not a plan: {str(error)[:200] or type(error).__name__}", help_text=PLAN_HELP) from None
     if not isinstance(document, dict):
-        raise PlanError(f"{path}: a plan is an object, not {type(document).__name__}", help_text=_HELP)
+        raise PlanError(f"{path}: a plan is an object, not {type(document).__name__}", help_text=PLAN_HELP)
     try:
         return LoadPlan.from_document(document)
     except PlanError as error:
-        raise PlanError(f"{path}: {error}", help_text=_HELP) from None
-
-
-def _explain(error: ValidationError) -> str:
-    parts = []
-    for item in error.errors(include_url=False, include_context=False)[:5]:
-        place = ".".join(str(part) for part in item["loc"])[:120]
-        said = str(item["msg"]).removeprefix("Value error, ")[:300]
-        given = repr(item.get("input"))
-        shown = f" = {given if len(given) <= 80 else given[:77] + '...'}" if place else ""
-        parts.append(f"{place}{shown}: {said}" if place else said)
-    return "; ".join(parts)
+        raise PlanError(f"{path}: {error}", help_text=PLAN_HELP) from None
 
 
 def _mixed(seed: int, number: int) -> int:

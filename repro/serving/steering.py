@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..recorder import RecordedStep
-from .load_plan import Aim, Wave
+from .aims import Aim
+from .load_plan import Wave
 from .records import EngineSample
 
 __all__ = ["Decision", "Observation", "Reached", "StreamView", "WaveSteering", "WindowCount", "count_windows", "step_in_window"]

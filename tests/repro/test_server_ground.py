@@ -14,10 +14,11 @@ from dsv4_repro.errors import UsageError
 from dsv4_repro.repro import server_ground
 from dsv4_repro.repro.ground import CloseOutcome, GroundRequest
 from dsv4_repro.repro.server_ground import ServerGround, ServerSetup
+from dsv4_repro.repro.serving.aims import Aim
 from dsv4_repro.repro.serving.completions import CompletionOutcome
 from dsv4_repro.repro.serving.drain_windows import drain_windows
 from dsv4_repro.repro.serving.engine_flags import facts_of
-from dsv4_repro.repro.serving.load_plan import Aim, LoadPlan
+from dsv4_repro.repro.serving.load_plan import LoadPlan
 from dsv4_repro.repro.serving.recipe import DUMMY_PLAN, recipe_flags
 from dsv4_repro.repro.serving.records import Assessment, LoadSample, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.server_diagnosis import ServerFacts

@@ -13,8 +13,9 @@ import pytest
 
 from dsv4_repro.clock import SYSTEM
 from dsv4_repro.repro.recorder import RecordedStep
+from dsv4_repro.repro.serving.aims import window
 from dsv4_repro.repro.serving.drain_load import DrainLoad
-from dsv4_repro.repro.serving.load_plan import LoadPlan, RequestSpec, Wave, read_load_plan, window
+from dsv4_repro.repro.serving.load_plan import LoadPlan, RequestSpec, Wave, read_load_plan
 from dsv4_repro.repro.serving.records import EngineSample
 from dsv4_repro.repro.serving.request_records import compare_outputs, read_requests
 from dsv4_repro.scenarios.drain import DrainPlan

@@ -9,9 +9,9 @@ import pytest
 from dsv4_repro.errors import PlanError
 from dsv4_repro.kernels.plan import device_for_sm
 from dsv4_repro.kernels.release_profiles import release_profile
+from dsv4_repro.repro.serving.aims import Aim
 from dsv4_repro.repro.serving.drain_windows import drain_windows, reached_windows, takes_cooperative
 from dsv4_repro.repro.serving.engine_flags import EngineFacts
-from dsv4_repro.repro.serving.load_plan import Aim
 from dsv4_repro.repro.serving.recipe import DUMMY_PLAN
 from dsv4_repro.repro.serving.steering import WindowCount
 from dsv4_repro.scenarios.drain import DrainPlan

@@ -12,13 +12,12 @@ import pytest
 
 from dsv4_repro.errors import PlanError
 from dsv4_repro.repro.schemas import schema_of
+from dsv4_repro.repro.serving.aims import padded_counts, window
 from dsv4_repro.repro.serving.load_plan import (
     LOAD_SCHEMA,
     MAX_PLAN_BYTES,
     LoadPlan,
-    padded_counts,
     read_load_plan,
-    window,
 )
 from dsv4_repro.scenarios.drain import DrainPlan, plan_requests
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dsv4_repro.repro.serving import server_diagnosis
+from dsv4_repro.repro.serving.aims import Aim
 from dsv4_repro.repro.serving.drain_windows import drain_windows
 from dsv4_repro.repro.serving.engine_flags import EngineFacts
-from dsv4_repro.repro.serving.load_plan import Aim
 from dsv4_repro.repro.serving.recipe import DUMMY_PLAN
 from dsv4_repro.repro.serving.records import LoadSample
 from dsv4_repro.repro.serving.server_diagnosis import ServerFacts, clean_drain, guard_armed, planned_facts

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4_repro.repro.recorder import RecordedStep
-from dsv4_repro.repro.serving.load_plan import Aim, RequestSpec, Wave, window
+from dsv4_repro.repro.serving.aims import Aim, window
+from dsv4_repro.repro.serving.load_plan import RequestSpec, Wave
 from dsv4_repro.repro.serving.records import EngineSample
 from dsv4_repro.repro.serving.steering import Observation, StreamView, WaveSteering, count_windows, step_in_window
 
