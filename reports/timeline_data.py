@@ -9,7 +9,6 @@ interpolated: a curve is drawn as steps between the looks that were taken.
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..forensics.device_state import Unread
 from ..forensics.records import Diagnosis
+from .timeline_entries import KIND_LANES, QUIET, clipped, epoch, finite, level_of, moment_of, words_of
 
 __all__ = ["CURVES", "LANES", "PANELS", "Curve", "Mark", "Timeline", "build_timeline"]
 
@@ -57,29 +57,17 @@ LANES: dict[str, str] = {
     "experiment": "Experiment",
     "run": "Run",
 }
-_KIND_LANES = {
-    "hung": "watch", "verdict": "watch", "deadline": "watch", "collecting": "collect", "capture": "collect",
-    "unwedge": "experiment", "row states": "experiment", "log": "log", "stats": "log",
-}  # fmt: skip
-#: Kinds of the classifier's events that say that something ended badly.
-_BAD = frozenset(
-    {"hung", "died", "fault", "deadline", "rpc-timeout", "fatal", "engine-dead", "worker-died", "engine-proc-died", "xid", "sxid",
-     "cuda-error", "coredump-exception", "build-failed", "launch-refused", "nccl-watchdog", "oom"}
-)  # fmt: skip
 #: End of a series' name in the diagnosis's timeline -> (panel, name of the curve without what stands before it).
 _SERIES = (
     ("generation tokens/s", "rate", "generation"), ("running requests", "requests", "running"),
     ("waiting requests", "requests", "waiting"), ("busy %", "utilisation", "GPU"), ("memory %", "utilisation", "memory"),
     ("W", "power", "power"),
 )  # fmt: skip
-#: Kinds that add nothing to the picture: an artefact is part of its capture, a step is part of the curves.
-_QUIET = frozenset({"read", "artefact", "step", "sample", "metrics"})
 _GPU_LINE = re.compile(r"^GPU (\d+) %(?:, memory (\d+) %)?(?:, (\d+) W)?")
 _MOST_POINTS = 1500
 _MOST_CURVES = 24
 _MOST_MARKS = 400
 _MOST_LINES = 500_000
-_MOST_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,48 +103,6 @@ class Timeline:
     notes: tuple[str, ...] = ()
 
 
-def _real(value: Any) -> float | None:
-    """A finite number; bools and text are none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and abs(number) < 1e15 else None
-
-
-def _epoch(value: Any) -> float | None:
-    """Seconds since 1970 from a number or an ISO 8601 text (UTC where it names no zone)."""
-    number = _real(value)
-    if number is not None:
-        return number if 1e8 < number < 1e11 else None
-    if not isinstance(value, str) or len(value) > 64:
-        return None
-    try:
-        moment = dt.datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=dt.UTC)
-    try:
-        return moment.timestamp()
-    except (OverflowError, ValueError):
-        return None
-
-
-def _moment(entry: Any) -> float | None:
-    """When an entry of the diagnosis's timeline happened, seconds since 1970; None if it does not say."""
-    if not isinstance(entry, Mapping):
-        return None
-    return next((found for key in ("seconds", "at", "when", "time") if (found := _epoch(entry.get(key))) is not None), None)
-
-
-def _text(value: Any, limit: int = _MOST_TEXT) -> str:
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= limit else text[:limit] + "…"
-
-
 class _Builder:
     def __init__(self) -> None:
         self.curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -188,7 +134,7 @@ class _Builder:
         for key, value in list(fields.items())[:200]:
             if not isinstance(key, str):
                 continue
-            number = _real(value)
+            number = finite(value)
             if number is not None and key in CURVES:
                 panel, name = CURVES[key]
                 self.point(panel, f"{name} ({of})" if of else name, t, number)
@@ -214,7 +160,7 @@ class _Builder:
         of = name[: len(name) - len(end)].strip()
         for point in points[:20_000]:
             pair = point if isinstance(point, Sequence) and not isinstance(point, str) and len(point) == 2 else (None, None)
-            at, value = _epoch(pair[0]), _real(pair[1])
+            at, value = epoch(pair[0]), finite(pair[1])
             if at is not None and value is not None and self.zero is not None:
                 self.point(panel, f"{curve} ({of})" if of else curve, at - self.zero, value)
 
@@ -222,7 +168,7 @@ class _Builder:
 
     def line(self, line: Mapping[str, Any]) -> None:
         kind = str(line.get("kind", ""))[:60]
-        t, at = _real(line.get("t")), _epoch(line.get("at"))
+        t, at = finite(line.get("t")), epoch(line.get("at"))
         if t is None and self.zero is not None and at is not None:
             t = at - self.zero
         if t is None:
@@ -242,11 +188,11 @@ class _Builder:
         if kind == "capture":
             self._capture(t, fields)
             return
-        if kind not in _QUIET:
-            self.mark(Mark(t, _KIND_LANES.get(kind, "run"), _text(_words(kind, fields)), level=_level(kind, fields)))
+        if kind not in QUIET:
+            self.mark(Mark(t, KIND_LANES.get(kind, "run"), clipped(words_of(kind, fields)), level=level_of(kind, fields)))
 
     def _step(self, t: float, kind: str, fields: Mapping[str, Any]) -> None:
-        live = _real(fields.get("live"))
+        live = finite(fields.get("live"))
         if live is not None:
             self.point("requests", "running", t, live)
         if fields.get("state") == "done":
@@ -256,14 +202,14 @@ class _Builder:
         self.point("steps", "done", t, float(self.steps))
         reasons = fields.get("reasons")
         why = "; ".join(map(str, reasons[:6])) if isinstance(reasons, Sequence) and not isinstance(reasons, str) else ""
-        took = _real(fields.get("ms"))
+        took = finite(fields.get("ms"))
         began = t - took / 1e3 if kind == "hung" and took is not None and 0 < took < 1e9 else None
-        words = _text(f"step {fields.get('step')} {fields.get('state', kind)}" + (f": {why}" if why else ""))
+        words = clipped(f"step {fields.get('step')} {fields.get('state', kind)}" + (f": {why}" if why else ""))
         self.mark(Mark(began if began is not None else t, "watch", words, t if began is not None else None, "bad"))
 
     def _capture(self, t: float, fields: Mapping[str, Any]) -> None:
         collector = str(fields.get("collector", "a collector"))
-        seconds = _real(fields.get("seconds")) or 0.0
+        seconds = finite(fields.get("seconds")) or 0.0
         begun = next((index for index, item in enumerate(self.starts) if item[0] == collector), None)
         start = self.starts.pop(begun)[1] if begun is not None else t - max(seconds, 0.0)
         unread = fields.get("unread")
@@ -276,7 +222,7 @@ class _Builder:
         disturbance = str(fields.get("disturbance", ""))
         end = min(start + max(seconds, 0.0), t) if t > start else t
         level = "bad" if lost or fields.get("why_not") else "info"
-        self.mark(Mark(start, "collect", _text(words), end, level, _text(disturbance, 40)))
+        self.mark(Mark(start, "collect", clipped(words), end, level, clipped(disturbance, 40)))
 
     def mark(self, mark: Mark) -> None:
         self.marks.append(mark)
@@ -286,8 +232,8 @@ class _Builder:
         if not isinstance(entry, Mapping):
             self.unplaced += 1
             return
-        at = _moment(entry)
-        t = _real(entry.get("t"))
+        at = moment_of(entry)
+        t = finite(entry.get("t"))
         if t is None and at is not None and self.zero is not None:
             if self.utc and isinstance(entry.get("when"), str) and not entry["when"].endswith("Z"):
                 self.unlinked += 1
@@ -305,40 +251,10 @@ class _Builder:
         if place and isinstance(entry.get("first"), int) and "place" not in entry:
             place += f":{entry['first']}"
         kind = str(entry.get("kind", "log"))
-        if words and kind not in _QUIET:
-            lane = str(entry.get("lane", "")) or _KIND_LANES.get(kind, "log")
-            shown = _text(words) + (f" [{_text(place, 80)}]" if place else "")
-            self.mark(Mark(t, lane if lane in LANES else "log", shown, level=_level(kind, entry)))
-
-
-def _words(kind: str, fields: Mapping[str, Any]) -> str:
-    """A line's own words, or its kind with its plain fields."""
-    for key in ("text", "description", "state", "message", "line"):
-        if isinstance(fields.get(key), str) and fields[key]:
-            return f"{kind}: {fields[key]}"
-    if kind == "unwedge" and not fields.get("attempted"):
-        return f"unwedge: not tried, {fields.get('why_not') or 'no reason given'}"
-    if kind == "unwedge":
-        after = _real(fields.get("ms"))
-        how = (
-            f"the kernel retired {after:.2f} ms later"
-            if fields.get("retired") and after is not None
-            else "the kernel did not retire"
-        )
-        return f"a large count written into the counter: {'the kernel retired' if fields.get('retired') and after is None else how}"
-    plain = [f"{key} {value}" for key, value in fields.items() if isinstance(value, str | int | float) and value != ""][:6]
-    return f"{kind}: {', '.join(plain)}" if plain else kind
-
-
-def _level(kind: str, fields: Mapping[str, Any]) -> str:
-    level = fields.get("level")
-    if isinstance(level, str) and level in ("bad", "good", "info"):
-        return level
-    if kind in _BAD or fields.get("error"):
-        return "bad"
-    if kind == "unwedge" and fields.get("retired"):
-        return "good"
-    return "info"
+        if words and kind not in QUIET:
+            lane = str(entry.get("lane", "")) or KIND_LANES.get(kind, "log")
+            shown = clipped(words) + (f" [{clipped(place, 80)}]" if place else "")
+            self.mark(Mark(t, lane if lane in LANES else "log", shown, level=level_of(kind, entry)))
 
 
 def _thinned(points: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -373,7 +289,7 @@ def _assumptions(diagnosis: Diagnosis) -> list[str]:
     """What the classifier assumed to put the sources on one axis."""
     told = (diagnosis.model_extra or {}).get("timeline")
     axis = told.get("axis") if isinstance(told, Mapping) else None
-    return [_text(note) for note in axis[:12] if isinstance(note, str)] if isinstance(axis, list | tuple) else []
+    return [clipped(note) for note in axis[:12] if isinstance(note, str)] if isinstance(axis, list | tuple) else []
 
 
 def build_timeline(lines: Iterable[Mapping[str, Any] | Unread], diagnosis: Diagnosis) -> Timeline | None:
@@ -391,12 +307,12 @@ def build_timeline(lines: Iterable[Mapping[str, Any] | Unread], diagnosis: Diagn
     builder.utc = ours and builder.zero is not None
     events, series = _told(diagnosis)
     if builder.zero is None:
-        first = [at for entry in events if (at := _moment(entry)) is not None]
+        first = [at for entry in events if (at := moment_of(entry)) is not None]
         first += [
             at
             for points in series.values()
             for point in points[:1]
-            if isinstance(point, Sequence) and (at := _epoch(point[0] if point else None)) is not None
+            if isinstance(point, Sequence) and (at := epoch(point[0] if point else None)) is not None
         ]
         builder.zero = min(first, default=None)
     for entry in events:
@@ -405,7 +321,7 @@ def build_timeline(lines: Iterable[Mapping[str, Any] | Unread], diagnosis: Diagn
     for name, points in series.items() if linked else ():
         builder.series(name, points)
     for collector, t, disturbance in builder.starts:
-        builder.mark(Mark(t, "collect", _text(f"{collector}: begun, no end was written"), None, "bad", _text(disturbance, 40)))
+        builder.mark(Mark(t, "collect", clipped(f"{collector}: begun, no end was written"), None, "bad", clipped(disturbance, 40)))
     marks = sorted(builder.marks, key=lambda mark: (mark.t, mark.lane, mark.text))
     notes = _assumptions(diagnosis)
     if len(marks) > _MOST_MARKS:
@@ -442,7 +358,7 @@ def build_timeline(lines: Iterable[Mapping[str, Any] | Unread], diagnosis: Diagn
 def _origin(builder: _Builder, ours: bool, events: list[Any]) -> str:
     """What 0 s is, in words; a date only where the sources give one, and UTC only where they say so."""
     if not ours:
-        first = next((e for e in events if isinstance(e, Mapping) and _moment(e) == builder.zero), None)
+        first = next((e for e in events if isinstance(e, Mapping) and moment_of(e) == builder.zero), None)
         when = str(first.get("when", ""))[:40] if first is not None else ""
         clock = "" if when.endswith("Z") else " in the sources' own clock"
         return f"seconds since the first reading, {when}{clock}" if when and "?" not in when else "seconds since the first reading"
