@@ -72,6 +72,7 @@ def run_crossrank_row(
     read each other's memory.
     """
     from .drain_run import fixes_of
+    from .machine import run_versions
     from .relative_gpu_run import GpuTried
 
     what = row.what
@@ -100,6 +101,7 @@ def run_crossrank_row(
         began = clock.monotonic()
         record = RunRecord(
             scenario=entry.name, ground="gpu", command=command, started=utc_stamp(clock), seed=options.seed,
+            versions=run_versions(),
             environment={"device": named, "sm": devices[0].sm, "devices": ", ".join(map(str, ordinals))},
             kernel=KernelRecord(origin=row.kernel, sm=devices[0].sm), launches={row.name: {"ranks_read": list(what.devices)}},
         )  # fmt: skip

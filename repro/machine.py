@@ -13,15 +13,17 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..forensics.device_state import Unread
 
-__all__ = ["Disk", "Gpu", "Machine", "Tool", "package_versions", "probe_gpus", "probe_machine"]
+__all__ = ["Disk", "Gpu", "Machine", "Tool", "package_versions", "probe_gpus", "probe_machine", "run_versions"]
 
 #: Distributions whose versions a report names; not imported.
 PACKAGES = (
@@ -266,6 +268,12 @@ def package_versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     return versions
+
+
+def run_versions() -> dict[str, str]:
+    """What made a run, for its record: Python, this package, and those of ``PACKAGES`` that are installed beside it."""
+    installed = {name: text for name, text in package_versions().items() if text}
+    return {"python": sys.version.split()[0], "dsv4-repro": __version__, **installed}
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +114,7 @@ def run_gpu_row(
     Errors of the ground (no driver, a card in use, no kernel) pass through. ``make``, ``describe``: stand-ins in tests.
     """
     from .device_probe import describe_gpu
+    from .machine import run_versions
 
     if isinstance(row.what, CrossRank):
         from .crossrank_gpu import run_crossrank_row
@@ -143,7 +143,8 @@ def run_gpu_row(
         mark_run(store.path)
         began = clock.monotonic()
         record = RunRecord(
-            scenario=entry.name, ground="gpu", command=command, started=utc_stamp(clock), seed=options.seed, versions=_versions(),
+            scenario=entry.name, ground="gpu", command=command, started=utc_stamp(clock), seed=options.seed,
+            versions=run_versions(),
             environment={"device": device.name, "sm": device.sm, "sm_count": device.num_sms, "described_by": device.source},
             kernel=KernelRecord(
                 origin=image.origin, function=image.function, sha256=image.cubin_sha256, sm=image.sm, guarded=image.guarded,
@@ -235,13 +236,6 @@ def _devices(options: GpuOptions) -> str:
 def rerun(tried: GpuTried) -> str:
     """The next command after a hang."""
     return tried.diagnosis.next or shlex.join(["dsv4-repro", "report", str(tried.folder)])
-
-
-def _versions() -> dict[str, str]:
-    from .machine import package_versions
-
-    known = {name: text for name, text in package_versions().items() if text}
-    return {"python": sys.version.split()[0], "dsv4-repro": __version__, **known}
 
 
 class _Watch:

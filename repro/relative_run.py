@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +110,7 @@ def _first_lines(entry: Scenario, row: Row, sm: int) -> list[str]:
 
 
 def _record(entry: Scenario, row: Row, sm: int, seed: int, command: tuple[str, ...], started: str) -> RunRecord:
-    from .machine import package_versions
+    from .machine import run_versions
 
     launches: dict[str, Any] = {row.name: {"lines": _what_lines(row, sm)}}
     if isinstance(row.what, Launch):
@@ -123,11 +122,7 @@ def _record(entry: Scenario, row: Row, sm: int, seed: int, command: tuple[str, .
         command=command,
         started=started,
         seed=seed,
-        versions={
-            "python": sys.version.split()[0],
-            "dsv4-repro": __version__,
-            **{name: text for name, text in package_versions().items() if text},
-        },
+        versions=run_versions(),
         environment={"device": f"sm_{sm}, interpreted", "sm": sm},
         kernel=kernel,
         launches=launches,

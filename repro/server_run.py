@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..errors import PlanError, UsageError
 from ..forensics.device_state import Unread
 from ..kernels.plan import DeviceDescription, device_for_sm
@@ -265,7 +263,7 @@ def _recorder(
     windows: DrainWindows,
 ) -> Callable[[str], RunRecord]:  # fmt: skip
     """Makes the run's record from its start time."""
-    from .machine import package_versions
+    from .machine import run_versions
 
     environment: dict[str, Any] = {"load_plan_sha256": load.sha256}
     if device is not None:
@@ -284,11 +282,7 @@ def _recorder(
             command=command,
             started=started,
             seed=server.plan.seed,
-            versions={
-                "python": sys.version.split()[0],
-                "dsv4-repro": __version__,
-                **{name: text for name, text in package_versions().items() if text},
-            },
+            versions=run_versions(),
             environment=environment,
             plan=server.plan.document(),
             kernel=None

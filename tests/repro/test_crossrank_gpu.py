@@ -20,6 +20,7 @@ from dsv4_repro.kernels.select import Selection
 from dsv4_repro.repro import crossrank_gpu
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.crossrank_gpu import run_crossrank_row
+from dsv4_repro.repro.machine import run_versions
 from dsv4_repro.repro.relative_gpu_run import GpuOptions, GpuTried, command_of_row, gpu_options
 from dsv4_repro.scenarios.registry import scenario
 
@@ -92,6 +93,7 @@ def test_a_dump_of_both_devices_names_the_held_rank(
     assert done.as_expected
     record = json.loads((done.folder / "run.json").read_text())
     assert record["trials"]["hang"] == 1
+    assert record["versions"] == run_versions()
     assert done.diagnosis.evidence
 
 
