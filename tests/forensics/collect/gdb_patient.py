@@ -50,21 +50,13 @@ def answers(path: Path = CASE) -> dict[str, str]:
     return {command: "\n".join(lines) for command, lines in found.items()}
 
 
-class Patient(types.ModuleType):
-    """The ``gdb`` module."""
+class EventLoop(types.ModuleType):
+    """The ``gdb`` module's part that a script lives in: what it posts is run in order, and it is told when the process stops."""
 
     error = GdbError
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         super().__init__("gdb")
-        self.settings = settings
-        self.left = int(settings.get("launches", 1))
-        self.counter = 1
-        self.answers = answers()
-        self.registers = {
-            match[1]: int(match[2], 16)
-            for match in re.finditer(r"^(U?R\d+|pc)\s+(0x[0-9a-f]+)", self.answers["info registers"], re.MULTILINE)
-        }
         self.queue: deque[Callable[[], None]] = deque()
         self.handlers: list[Callable[[Any], None]] = []
         self.events = SimpleNamespace(stop=SimpleNamespace(connect=self.handlers.append))
@@ -73,12 +65,35 @@ class Patient(types.ModuleType):
     def post_event(self, work: Callable[[], None]) -> None:
         self.queue.append(work)
 
-    def loop(self) -> None:
+    def stopped(self) -> None:
+        """Tell the script that the process has stopped."""
+        for handler in self.handlers:
+            handler(None)
+
+    def loop(self, seconds: float = 20.0) -> None:
+        """gdb's own loop, until the script quits."""
+        end = time.monotonic() + seconds
         while not self.quit:
+            assert time.monotonic() < end, "the script did not end"
             if self.queue:
                 self.queue.popleft()()
             else:
                 time.sleep(0.002)
+
+
+class Patient(EventLoop):
+    """The process with a hung kernel in it."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.settings = settings
+        self.left = int(settings.get("launches", 1))
+        self.counter = 1
+        self.answers = answers()
+        self.registers = {
+            match[1]: int(match[2], 16)
+            for match in re.finditer(r"^(U?R\d+|pc)\s+(0x[0-9a-f]+)", self.answers["info registers"], re.MULTILINE)
+        }
 
     def execute(self, command: str, to_string: bool = False) -> str:
         if command == "continue &":
@@ -86,8 +101,7 @@ class Patient(types.ModuleType):
                 self.left -= 1
                 self.counter = 1
         elif command == "interrupt":
-            for handler in self.handlers:
-                handler(None)
+            self.stopped()
         elif command == "quit":
             self.quit = True
         elif command.startswith("info cuda kernels"):
@@ -139,7 +153,7 @@ def main(argv: list[str]) -> int:
     if settings.get("die"):
         patient.post_event = lambda work: os._exit(3)  # type: ignore[method-assign]
     runpy.run_path(argv[argv.index("-x") + 1])
-    patient.loop()
+    patient.loop(float("inf"))
     return 0
 
 

@@ -17,37 +17,24 @@ import pytest
 
 from dsv4_repro.forensics.collect.cuda_gdb import SCRIPTS
 
+from .gdb_patient import GdbError
+from .gdb_texts import BLOCKS, POLL, REGISTERS, kernels
+
 DEVICES = (
     "  Dev PCI Name Description SM Type SMs Warps/SM Lanes/Warp Max Regs/Lane Active SMs Mask\n"
     "* 0 00:06.0 NVIDIA H200 GH100GL-A sm_90 132 64 32 255 0x100\n"
 )
-KERNELS = (
-    "  Kernel Parent Dev Grid Status SMs Mask GridDim BlockDim Invocation\n"
-    "*      0      -   0    5 Active 0x100 (16,1,1) (1024,1,1) persistent_topk_kernel<512, 4u>()\n"
-)
-BLOCKS = "  BlockIdx   State    Dev SM\nKernel 0\n* (12,0,0) running   0    8\n"
-CODE_90 = """   0x7fd0 <k+7312>:\tIMAD.U32 R5,RZ,RZ,UR12
-   0x7fe0 <k+7344>:\tIMAD.MOV.U32 R4,RZ,RZ,R6
-   0x7ff0 <k+7376>:\tLDG.E.STRONG.GPU R4,desc[UR16][R4.64+0xc08]
-=> 0x8000 <k+7392>:\tCCTL.IVALL
-   0x8010 <k+7408>:\tYIELD
-   0x8020 <k+7424>:\tISETP.GE.AND P0,PT,R4,R9,PT
-   0x8030 <k+7440>:\t@!P0 BRA 0x7fd0
-"""
+KERNELS = kernels("persistent_topk_kernel<512, 4u>()")
 CODE_120 = """   0x8000 <k+7200>:\tLDG.E.STRONG.GPU R5, desc[UR4][R10.64+0xc08]
 => 0x8010 <k+7216>:\tCCTL.IVALL
    0x8030 <k+7232>:\tISETP.GE.AND P0, PT, R5, R8, PT
    0x8040 <k+7248>:\t@!P0 BRA 0x8000
 """
-REGISTERS = {"R4": 1, "R6": 0x7BE88A60, "R9": 2, "UR12": 0x7FD6, "R10": 0x1000, "R11": 0x7F, "R5": 0x7FD6}
-
-
-class StopError(Exception):
-    """gdb.error of the stand-in."""
+OF_BOTH = {**REGISTERS, "R10": 0x1000, "R11": 0x7F}
 
 
 class FakeGdb(types.ModuleType):
-    error = StopError
+    error = GdbError
 
     def __init__(self, answers: dict[str, Any], registers: dict[str, int]) -> None:
         super().__init__("gdb")
@@ -59,7 +46,7 @@ class FakeGdb(types.ModuleType):
             if re.fullmatch(pattern, command):
                 result = answer(command) if callable(answer) else answer
                 if result is None:
-                    raise StopError("refused")
+                    raise GdbError("refused")
                 return str(result)
         return ""
 
@@ -67,7 +54,7 @@ class FakeGdb(types.ModuleType):
         if expression == "$pc":
             return 0x8000
         if expression[1:] not in self.registers:
-            raise StopError(f"no register {expression}")
+            raise GdbError(f"no register {expression}")
         return self.registers[expression[1:]]
 
 
@@ -75,7 +62,7 @@ ANSWERS: dict[str, Any] = {
     "info cuda devices": DEVICES,
     "info cuda kernels": KERNELS,
     "info cuda blocks kernel 0": BLOCKS,
-    r"x/\d+i .*": CODE_90,
+    r"x/\d+i .*": POLL,
     r"print \*\(@global int\*\)0x[0-9a-f]+": "$1 = 1",
 }
 
@@ -84,7 +71,7 @@ ANSWERS: dict[str, Any] = {
 def source(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[FakeGdb, str]]:
     def run(changes: dict[str, Any] | None = None, registers: dict[str, int] | None = None, **settings: Any) -> tuple[FakeGdb, str]:
         answers = {**(changes or {}), **{key: value for key, value in ANSWERS.items() if key not in (changes or {})}}
-        module = FakeGdb(answers, REGISTERS if registers is None else registers)
+        module = FakeGdb(answers, OF_BOTH if registers is None else registers)
         monkeypatch.setitem(sys.modules, "gdb", module)
         monkeypatch.setenv("DSV4_REPRO_GDB", json.dumps(settings))
         runpy.run_path(str(SCRIPTS / "hang.py"))
@@ -117,15 +104,15 @@ def test_it_detaches_when_told_and_reads_the_words_it_is_given(source: Callable[
 @pytest.mark.parametrize(
     ("code", "registers", "expected"),
     [
-        (CODE_120, REGISTERS, "polled word at 0x7f00001c08 (R11:R10 + 0xc08"),
+        (CODE_120, OF_BOTH, "polled word at 0x7f00001c08 (R11:R10 + 0xc08"),
         (
-            CODE_90.replace("IMAD.MOV.U32 R4,RZ,RZ,R6", "LDS R4,[R2]"),
-            REGISTERS,
+            POLL.replace("IMAD.MOV.U32 R4,RZ,RZ,R6", "LDS R4,[R2]"),
+            OF_BOTH,
             "polled word not known: the load at 0x7ff0 overwrites",
         ),
-        (CODE_90, {key: value for key, value in REGISTERS.items() if key != "R6"}, "polled word not known: R6 cannot be read"),
-        ("   0x8000 <k>:\tBAR.SYNC 0x0\n", REGISTERS, "polled word not known: no strong load"),
-        ("", REGISTERS, "polled word not known: no strong load"),
+        (POLL, {key: value for key, value in OF_BOTH.items() if key != "R6"}, "polled word not known: R6 cannot be read"),
+        ("   0x8000 <k>:\tBAR.SYNC 0x0\n", OF_BOTH, "polled word not known: no strong load"),
+        ("", OF_BOTH, "polled word not known: no strong load"),
     ],
 )
 def test_the_polled_address_is_derived_or_said_not_to_be_known(
@@ -159,7 +146,7 @@ def test_of_many_blocks_some_are_read_and_the_number_is_said(source: Callable[..
 
 def test_the_other_blocks_are_asked_for_the_registers_of_the_loop_that_exist(source: Callable[..., tuple[FakeGdb, str]]) -> None:
     many = "BlockIdx State Dev SM\nKernel 0\n" + "".join(f"  ({index},0,0) running 0 {index}\n" for index in range(264))
-    listed = "".join(f"{name}  {value:#x}  {value}\n" for name, value in REGISTERS.items())
+    listed = "".join(f"{name}  {value:#x}  {value}\n" for name, value in OF_BOTH.items())
     module, text = source({"info cuda blocks kernel 0": many, "info registers": listed}, blocks=3)
     brief = [command for command in module.asked if command.startswith("info registers $")]
     assert len(brief) == 261

@@ -10,13 +10,9 @@ import runpy
 import sys
 import tempfile
 import time
-import types
-from collections import deque
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +23,8 @@ from hypothesis import strategies as st
 from dsv4_repro.forensics.collect.cuda_gdb import SCRIPTS
 from dsv4_repro.forensics.collect.cuda_release import release_events
 from dsv4_repro.kernels.abi import RELEASE_COUNT
+
+from .gdb_patient import EventLoop, GdbError
 
 NAME = "persistent_topk_kernel"
 COUNTER = 0x7FD67BE89668
@@ -50,10 +48,6 @@ CODES = {"poll": _CODE, "no load": _CODE.replace("STRONG", "WEAK"), "empty": "",
 Stop = dict[str, Any]
 
 
-class DebuggerError(Exception):
-    """gdb.error of the stand-in."""
-
-
 @dataclass
 class Writes:
     """What was written, and the stop at which it was."""
@@ -61,27 +55,18 @@ class Writes:
     done: list[tuple[int, int, Stop]] = field(default_factory=list)
 
 
-class Debugger(types.ModuleType):
+class Debugger(EventLoop):
     """Answers from one stop's facts after the other's; the last one stays. ``fail`` names the beginning of a command that fails."""
 
-    error = DebuggerError
-
     def __init__(self, stops: list[Stop]) -> None:
-        super().__init__("gdb")
+        super().__init__()
         self.stops, self.at = stops, 0
         self.words: dict[int, int] = {}
         self.writes = Writes()
-        self.queue: deque[Callable[[], None]] = deque()
-        self.handlers: list[Callable[[Any], None]] = []
-        self.events = SimpleNamespace(stop=SimpleNamespace(connect=self.handlers.append))
-        self.quit = False
 
     @property
     def stop(self) -> Stop:
         return self.stops[min(self.at, len(self.stops) - 1)]
-
-    def post_event(self, work: Callable[[], None]) -> None:
-        self.queue.append(work)
 
     def execute(self, command: str, to_string: bool = False) -> str:
         failing: tuple[str, type[BaseException]] | None = self.stop["fail"]
@@ -91,8 +76,7 @@ class Debugger(types.ModuleType):
             self.at += 1
             self.words = {}
         elif command == "interrupt":
-            for handler in self.handlers:
-                handler(None)
+            self.stopped()
         elif command == "quit":
             self.quit = True
         elif command == "info cuda kernels":
@@ -113,7 +97,7 @@ class Debugger(types.ModuleType):
         base = COUNTER - 0xC08 + int(self.stop["shift"])
         known = {"$pc": 0x8000, "$R4": 1, "$R5": base >> 32, "$R6": base & 0xFFFFFFFF, "$UR12": base >> 32}
         if expression not in known:
-            raise DebuggerError(expression)
+            raise GdbError(expression)
         return known[expression]
 
 
@@ -139,7 +123,7 @@ def run(stops: list[Stop], go: Any) -> tuple[Debugger, list[dict[str, Any]]]:
 GO: dict[str, Any] = {
     "kernel": NAME, "addresses": list(ALLOWED), "expected": 1, "value": RELEASE_COUNT, "most": 5, "pause_s": 0.0, "group_size": 2,
 }  # fmt: skip
-FAULTS = st.sampled_from([DebuggerError, RuntimeError, KeyError, MemoryError, ValueError])
+FAULTS = st.sampled_from([GdbError, RuntimeError, KeyError, MemoryError, ValueError])
 COMMANDS = st.sampled_from(["info cuda kernels", "info cuda blocks", "cuda kernel", "x/", "print", "set var", "detach", "continue"])
 STOPS = st.fixed_dictionaries({
     "kernels": st.sampled_from(["wanted"] * 4 + list(KERNELS)),

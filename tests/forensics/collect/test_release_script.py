@@ -7,11 +7,8 @@ import re
 import runpy
 import sys
 import time
-import types
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,54 +17,22 @@ from dsv4_repro.forensics.collect.cuda_gdb import SCRIPTS
 from dsv4_repro.forensics.collect.cuda_release import release_events
 from dsv4_repro.kernels.abi import RELEASE_COUNT
 
+from .gdb_patient import EventLoop
+from .gdb_texts import BLOCKS, POLL, REGISTERS, kernels
+
 COUNTER = 0x7FD67BE89668
-KERNELS = (
-    "  Kernel Parent Dev Grid Status SMs Mask GridDim BlockDim Invocation\n"
-    "*      0      -   0    5 Active 0x100 (16,1,1) (1024,1,1) vllm::persistent::persistent_topk_kernel<512, 4u>(Params)\n"
-)
-BLOCKS = "  BlockIdx   State    Dev SM\nKernel 0\n* (12,0,0) running   0    8\n"
-CODE = """   0x7fd0 <k+7312>:\tIMAD.U32 R5,RZ,RZ,UR12
-   0x7fe0 <k+7344>:\tIMAD.MOV.U32 R4,RZ,RZ,R6
-   0x7ff0 <k+7376>:\tLDG.E.STRONG.GPU R4,desc[UR16][R4.64+0xc08]
-=> 0x8000 <k+7392>:\tCCTL.IVALL
-   0x8010 <k+7408>:\tYIELD
-   0x8020 <k+7424>:\tISETP.GE.AND P0,PT,R4,R9,PT
-   0x8030 <k+7440>:\t@!P0 BRA 0x7fd0
-"""
-REGISTERS = {"R4": 1, "R6": 0x7BE88A60, "R9": 2, "UR12": 0x7FD6, "R5": 0x7FD6}
+KERNELS = kernels("vllm::persistent::persistent_topk_kernel<512, 4u>(Params)")
 
 
-class StopError(Exception):
-    """gdb.error of the stand-in."""
-
-
-class Patient(types.ModuleType):
+class Patient(EventLoop):
     """A process with ``launches`` hung launches in a row behind a debugger: each write of the release count frees one."""
 
-    error = StopError
-
     def __init__(self, launches: int, **troubles: Any) -> None:
-        super().__init__("gdb")
+        super().__init__()
         self.left, self.troubles = launches, troubles
         self.counter = 1
         self.asked: list[str] = []
-        self.queue: deque[Callable[[], None]] = deque()
-        self.handlers: list[Callable[[Any], None]] = []
-        self.events = SimpleNamespace(stop=SimpleNamespace(connect=self.handlers.append))
-        self.detached = self.quit = self.running = False
-
-    def post_event(self, work: Callable[[], None]) -> None:
-        self.queue.append(work)
-
-    def loop(self, seconds: float = 20.0) -> None:
-        """gdb's own loop: what was posted, in order, until it quits."""
-        end = time.monotonic() + seconds
-        while not self.quit:
-            assert time.monotonic() < end, "the script did not end"
-            if self.queue:
-                self.queue.popleft()()
-            else:
-                time.sleep(0.002)
+        self.detached = self.running = False
 
     def execute(self, command: str, to_string: bool = False) -> str:
         self.asked.append(command)
@@ -82,8 +47,7 @@ class Patient(types.ModuleType):
             if self.troubles.get("no_stop"):
                 return ""
             self.running = False
-            for handler in self.handlers:
-                handler(None)
+            self.stopped()
         elif command == "detach":
             self.detached = True
         elif command == "quit":
@@ -93,7 +57,7 @@ class Patient(types.ModuleType):
         elif command.startswith("info cuda blocks"):
             return str(self.troubles.get("blocks", BLOCKS))
         elif command.startswith("x/"):
-            return CODE
+            return POLL
         elif command.startswith("print *(@global int*)"):
             return f"$1 = {self.troubles.get('counter', self.counter)}"
         elif found := re.fullmatch(r"set var \*\(@global int\*\)(0x[0-9a-f]+) = (\d+)", command):
