@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,12 @@ from ...clock import SYSTEM, Clock, utc_stamp
 from ..recorder import RecordedStep
 from .completion_stream import FAULTS, CompletionStream, StreamEvent, open_session, shown_url
 from .engine_learner import RING_S, EngineLearner
-from .load_plan import LoadPlan, RequestSpec, Wave
+from .load_plan import LoadPlan, Wave
+from .load_request import LoadRequest
 from .loop_thread import LoopThread
 from .records import EngineSample, LoadSample
 from .request_records import REQUESTS_SCHEMA, RecordWriter
-from .steering import STALL_S, Decision, Observation, StreamView, WaveSteering, WindowCount, count_windows
+from .steering import STALL_S, Decision, Observation, WaveSteering, WindowCount, count_windows
 
 if TYPE_CHECKING:
     import aiohttp
@@ -42,38 +42,6 @@ TICK_S, QUIET_S, FLUSH_S = 0.02, 0.1, 0.25
 FLUSH_EVENTS = 64
 #: After a wave in which every request failed, so long is waited before the next, seconds.
 BACKOFF_S = 1.0
-
-
-@dataclass
-class _Request:
-    """A request of the current wave, sent or not."""
-
-    spec: RequestSpec
-    state: str
-    stream: CompletionStream | None = None
-    task: asyncio.Task[None] | None = None
-    why: str = ""
-    extended: bool = False
-    at: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    ids: list[Sequence[int]] | None = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-    @property
-    def view(self) -> StreamView:
-        stream = self.stream
-        state: Any = self.state
-        if state == "sent" and stream is not None and stream.tokens:
-            state = "streaming"
-        outcome = stream.outcome if stream is not None else None
-        return StreamView(
-            id=self.spec.id,
-            state=state,
-            tokens=stream.tokens if stream is not None else 0,
-            max_tokens=self.spec.max_tokens,
-            cancel_after=self.spec.cancel_after,
-            fault=outcome is not None and outcome.fault,
-        )
 
 
 class DrainLoad:
@@ -101,7 +69,7 @@ class DrainLoad:
         self._writer: RecordWriter | None = None
         self._thread = LoopThread("dsv4-repro-load", self._main)
         self._learner = EngineLearner(counters, ring_steps, clock)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, LoadRequest] = {}
         self._steering: WaveSteering | None = None
         self._waves: list[tuple[WindowCount, ...]] = []
         self._wave = ""
@@ -221,7 +189,7 @@ class DrainLoad:
         self._wave = wave.name
         self._steering = WaveSteering(wave, self.plan.mtp)
         self._requests = {
-            spec.id: _Request(spec, "due" if spec.hold_back is None else "held") for spec in wave.requests
+            spec.id: LoadRequest(spec, "due" if spec.hold_back is None else "held") for spec in wave.requests
         }  # fmt: skip
         self._last_token_at = None
         began = self._clock.monotonic()
@@ -278,7 +246,7 @@ class DrainLoad:
             )
         return decision
 
-    def _send(self, session: aiohttp.ClientSession, one: _Request) -> None:
+    def _send(self, session: aiohttp.ClientSession, one: LoadRequest) -> None:
         spec = one.spec
         asked = spec.completion(self.plan.token_ids, request_id=f"{self._nonce}-{spec.id}")
         stream = CompletionStream(
@@ -301,30 +269,22 @@ class DrainLoad:
         )
         one.task = asyncio.get_running_loop().create_task(self._follow(session, one, stream))
 
-    async def _follow(self, session: aiohttp.ClientSession, one: _Request, stream: CompletionStream) -> None:
+    async def _follow(self, session: aiohttp.ClientSession, one: LoadRequest, stream: CompletionStream) -> None:
         try:
             with suppress(asyncio.CancelledError):  # by us: the outcome says so
                 await stream.run(session)
         finally:
             self._ended(one, stream)
 
-    def _arrived(self, one: _Request, event: StreamEvent) -> None:
+    def _arrived(self, one: LoadRequest, event: StreamEvent) -> None:
         self._last_token_at = event.at
-        first = not one.at and one.stream is not None and one.stream.first_token_at == event.at
-        one.at.append(event.at)
-        one.counts.append(event.tokens)
-        if event.token_ids is None:
-            one.ids = None
-        if one.ids is not None:
-            one.ids.append(event.token_ids or ())
-        elif one.stream is not None:
-            one.texts.append(one.stream.text_so_far)
+        first = one.heard(event)
         if first and one.stream is not None:
             self._write("accepted", id=one.spec.id, at=one.stream.accepted_at)
         if first or len(one.at) >= FLUSH_EVENTS:
             self._flush(one)
 
-    def _ended(self, one: _Request, stream: CompletionStream) -> None:
+    def _ended(self, one: LoadRequest, stream: CompletionStream) -> None:
         if one.state == "ended":
             return
         one.state = "ended"
@@ -350,7 +310,7 @@ class DrainLoad:
         )
         stream.forget()
 
-    def _cancel(self, one: _Request, why: str) -> None:
+    def _cancel(self, one: LoadRequest, why: str) -> None:
         one.why = one.why or why
         if one.task is not None:
             one.task.cancel()
@@ -387,17 +347,9 @@ class DrainLoad:
         for one in self._requests.values():
             self._flush(one)
 
-    def _flush(self, one: _Request) -> None:
-        if not one.at:
-            return
-        what: dict[str, Any] = {"at": [round(at, 6) for at in one.at], "n": one.counts}
-        if one.ids is not None:
-            what["ids"] = [list(some) for some in one.ids]
-        else:
-            what["text"] = one.texts[-len(one.at) :]
-        self._write("tokens", bounded=True, id=one.spec.id, **what)
-        one.at, one.counts, one.texts = [], [], []
-        one.ids = [] if one.ids is not None else None
+    def _flush(self, one: LoadRequest) -> None:
+        if arrivals := one.take_arrivals():
+            self._write("tokens", bounded=True, id=one.spec.id, **arrivals)
 
     def _write(self, event: str, /, *, bounded: bool = False, **fields: Any) -> None:
         if self._writer is not None:
