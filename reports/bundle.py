@@ -18,12 +18,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import json
 import re
-import shlex
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +31,21 @@ from ..errors import RunStoreError
 from ..forensics.records import Diagnosis
 from . import paths
 from .bundle_files import Made, Maker, SourceFile
+from .bundle_manifest import (
+    BUNDLE_SCHEMA,
+    ENVIRONMENT,
+    MANIFEST,
+    README,
+    REDACTION,
+    REPRODUCE,
+    SUMS,
+    manifest_document,
+    readme_text,
+    redaction_document,
+    reproduce_script,
+)
 from .bundle_plan import Decision, Piece, fit
+from .bundle_zip import digest_of, packed_size, write_zip
 from .document import ReportSource, verdict_words
 from .html import ReportExtras
 from .redact import Redactor
@@ -46,12 +56,7 @@ from .timeline_data import build_timeline
 
 __all__ = ["BUNDLE_SCHEMA", "ENVIRONMENT", "MANIFEST", "REDACTION", "BundleRequest", "Bundled", "write_bundle"]
 
-BUNDLE_SCHEMA = "dsv4-repro/bundle/1"
-REDACTION_SCHEMA = "dsv4-repro/redaction/1"
-MANIFEST, REDACTION, SUMS = "manifest.json", "redaction.json", "SHA256SUMS"
-README, REPRODUCE, ENVIRONMENT = "README.txt", "reproduce.sh", "environment.json"
-#: What an entry costs besides its content: local header and directory entry, without the name.
-_ENTRY = 30 + 46
+#: Of the limit, kept for what is not counted piece by piece: manifest, redaction report, README and sums.
 _RESERVE = 64 << 10
 
 
@@ -117,22 +122,6 @@ def _cited_by_path(diagnosis: Mapping[str, Any] | None, files: Sequence[SourceFi
     }
 
 
-def _sha256(path: Path) -> tuple[str, int]:
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return digest, stream.tell()
-
-
-def _packed(path: Path) -> int:
-    """Compressed size of a file, as the archive will hold it."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    total = 0
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            total += len(packer.compress(block))
-    return total + len(packer.flush())
-
-
 def _renamed(document: Any, mapping: Mapping[str, str]) -> Any:
     """Every text with old paths and hashes replaced by those of the bundle."""
     if not mapping:
@@ -149,6 +138,11 @@ def _renamed(document: Any, mapping: Mapping[str, str]) -> Any:
         return value
 
     return walk(document)
+
+
+def _content(item: Made | bytes) -> Path | bytes:
+    """What goes into the archive: the bytes, or the file that holds them."""
+    return item if isinstance(item, bytes) else item.place
 
 
 class _Builder:
@@ -190,7 +184,7 @@ class _Builder:
             stands = first.get(file.path)
             old = file.sha256
             if old and re.fullmatch(r"[0-9a-f]{64}", old):
-                found[old] = _sha256(stands.place)[0] if stands is not None else "(left out)"
+                found[old] = digest_of(stands.place)[0] if stands is not None else "(left out)"
             if stands is not None and stands.name != file.path:
                 found[file.path] = stands.name
         return found
@@ -219,12 +213,12 @@ class _Builder:
             out[paths.DIAGNOSIS] = _json(document)
             out |= self._reports(diagnosis, run)
         command = [str(word) for word in run.get("command") or ()]
-        out[REPRODUCE] = self._reproduce(command)
+        out[REPRODUCE] = reproduce_script(command)
         return out
 
     def _known_hashes(self, diagnosis: Any) -> Any:
         """Hashes of files as they were before the redaction go, also of files that are not in the run directory."""
-        ours = {_sha256(made.place)[0] for made in self.made}
+        ours = {digest_of(made.place)[0] for made in self.made}
         for key in ("inputs", "evidence"):
             for entry in diagnosis.get(key) or ():
                 if isinstance(entry, dict) and entry.get("sha256") not in ours:
@@ -242,7 +236,7 @@ class _Builder:
             if made is None:
                 entry["bundle"] = "left out"
             else:
-                entry["sha256"], entry["size"] = _sha256(made.place)
+                entry["sha256"], entry["size"] = digest_of(made.place)
                 entry["bundle"] = made.how
         return index
 
@@ -279,18 +273,6 @@ class _Builder:
 
         return read_threads([(made.name, made.place) for made in self.made if made.rank == 4])
 
-    def _reproduce(self, command: Sequence[str]) -> bytes:
-        lines = [
-            "#!/bin/sh",
-            "# Judge the evidence of this bundle again, on any machine, without a GPU:",
-            "#     dsv4-repro autopsy BUNDLE.zip",
-            "# What was run (values that were private are pseudonyms):",
-            "",
-            shlex.join(command) if command else "# the run record names no command",
-            "",
-        ]
-        return "\n".join(lines).encode("utf-8", "backslashreplace")
-
     # -- the archive ---------------------------------------------------------------------------------------------------------------
 
     def write(self, out: BinaryIO) -> Bundled:
@@ -302,44 +284,28 @@ class _Builder:
         budget = request.max_bytes - _RESERVE
         kept, decisions = fit(pieces, budget, lambda name: self._smaller(name, places))
         names = {piece.name for piece in kept}
-        hashes = {name: self._hash(places[name]) for name in sorted(names)}
-        redaction = self._redaction_document()
+        hashes = {name: digest_of(_content(places[name])) for name in sorted(names)}
+        redaction = redaction_document(request.keep, self.redactor.tally.document())
         manifest = self._manifest(places, names, hashes, decisions)
-        final: dict[str, Made | bytes] = {name: item for name, item in places.items() if name in names}
+        final = {name: _content(item) for name, item in places.items() if name in names}
         final[REDACTION] = _json(redaction)
-        final[README] = self._readme(manifest)
+        words = verdict_words(request.source.diagnosis) if request.diagnosis is not None else "no diagnosis in the run directory"
+        final[README] = readme_text(request.version, request.created, words, manifest)
         final[MANIFEST] = _json(manifest)
-        sums = [f"{self._hash(item)[0]}  {name}" for name, item in sorted(final.items())]
+        sums = [f"{digest_of(item)[0]}  {name}" for name, item in sorted(final.items())]
         final[SUMS] = ("\n".join(sums) + "\n").encode()
-        self._zip(out, final)
+        write_zip(out, request.name, final)
         return Bundled(manifest, redaction, decisions)
 
     def _piece(self, name: str, item: Made | bytes, ranks: Mapping[str, int]) -> Piece:
-        overhead = _ENTRY + 2 * len(f"{self.request.name}/{name}".encode())
-        if isinstance(item, bytes):
-            return Piece(name, len(zlib.compress(item, 9)) + overhead, ranks.get(name, 0))
-        return Piece(name, _packed(item.place) + overhead, item.rank)
+        packed = packed_size(_content(item), f"{self.request.name}/{name}")
+        return Piece(name, packed, ranks.get(name, 0) if isinstance(item, bytes) else item.rank)
 
     def _smaller(self, name: str, places: Mapping[str, Made | bytes]) -> int | None:
         item = places[name]
         if isinstance(item, bytes) or not self.maker.shrink(item):
             return None
         return self._piece(name, item, {}).packed
-
-    @staticmethod
-    def _hash(item: Made | bytes) -> tuple[str, int]:
-        return (hashlib.sha256(item).hexdigest(), len(item)) if isinstance(item, bytes) else _sha256(item.place)
-
-    def _redaction_document(self) -> dict[str, Any]:
-        return {
-            "schema": REDACTION_SCHEMA,
-            "method": "Each value is replaced by a pseudonym: HMAC-SHA256 under a key that was made for this bundle and not kept. "
-            "The same value has the same pseudonym everywhere in this bundle, and another one in another bundle.",
-            "kept_on_request": sorted(self.request.keep),
-            "replaced": self.redactor.tally.document(),
-            "limits": "Names are found where something marks them as names (host=, /home/, a log prefix), then everywhere. A name "
-            "that nothing marks is not found: read the texts before you send them, and use --hide TEXT.",
-        }
 
     def _manifest(
         self,
@@ -364,63 +330,15 @@ class _Builder:
             for path, why in (*self.maker.left_out, *request.not_here)
         ]
         gone += [{"path": decision.name, "why": f"dropped: {decision.why}"} for decision in decisions if decision.what == "dropped"]
-        document = json.loads(_json(request.diagnosis)) if request.diagnosis is not None else None
-        verdict = (document or {}).get("verdict")
-        return {
-            "schema": BUNDLE_SCHEMA,
-            "created": request.created,
-            "written_by": f"dsv4-repro {request.version}",
-            "outcome": (document or {}).get("outcome"),
-            "verdict": {key: verdict.get(key) for key in ("class", "cause", "confidence", "signature", "identity")}
-            if verdict
-            else None,
-            "raw": request.raw,
-            "redacted": True,
-            "max_bytes": request.max_bytes,
-            "files": files,
-            "left_out": sorted(gone, key=lambda item: str(item["path"])),
-            "cut": [entry["path"] for entry in files if "cut" in entry["how"]],
-            "check": "sha256sum -c SHA256SUMS",
-            "judge_again": "dsv4-repro autopsy BUNDLE.zip",
-        }
-
-    def _readme(self, manifest: Mapping[str, Any]) -> bytes:
-        words = (
-            verdict_words(self.request.source.diagnosis)
-            if self.request.diagnosis is not None
-            else "no diagnosis in the run directory"
+        return manifest_document(
+            created=request.created,
+            version=request.version,
+            diagnosis=json.loads(_json(request.diagnosis)) if request.diagnosis is not None else None,
+            raw=request.raw,
+            max_bytes=request.max_bytes,
+            files=files,
+            left_out=gone,
         )
-        lines = [
-            f"Evidence of a hang, packed by dsv4-repro {self.request.version} on {self.request.created}.",
-            f"Verdict: {words}",
-            "",
-            "report.html     the report for a person (open it in a browser; it loads nothing)",
-            "report.md       the same as text for a GitHub issue",
-            "diagnosis.json  the same for a program",
-            "evidence/       what it rests on; index.json names it",
-            "manifest.json   what is in here with hashes, what is not and why",
-            "redaction.json  what was replaced by pseudonyms, and where",
-            "",
-            f"{len(manifest['files'])} files, {len(manifest['left_out'])} left out, {len(manifest['cut'])} cut to size.",
-            "Judge it again without a GPU:  dsv4-repro autopsy BUNDLE.zip",
-        ]
-        return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
-
-    def _zip(self, out: BinaryIO, final: Mapping[str, Made | bytes]) -> None:
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            for name in sorted(final):
-                info = zipfile.ZipInfo(f"{self.request.name}/{name}", date_time=(1980, 1, 1, 0, 0, 0))
-                info.compress_type = zipfile.ZIP_DEFLATED
-                info.create_system = 3
-                info.external_attr = 0o100600 << 16
-                item = final[name]
-                if isinstance(item, bytes):
-                    archive.writestr(info, item, compresslevel=9)
-                else:
-                    info.file_size = item.place.stat().st_size
-                    with item.place.open("rb") as stream, archive.open(info, "w") as entry:
-                        while block := stream.read(1 << 20):
-                            entry.write(block)
 
 
 def _timeline_lines(path: Path) -> list[Any]:
