@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import __version__
 from ..clock import SYSTEM, Clock, Deadline, utc_stamp
 from ..errors import DeadlineError, NoDeviceError, NoDriverError, RefusedError, ReproError, UnavailableError
 from ..forensics.collect import Collected, run_collector
@@ -29,12 +28,11 @@ from ..forensics.collect.nvml import Nvml
 from ..forensics.corefile import open_core
 from ..forensics.diagnose import diagnose_state
 from ..forensics.records import CLASSES, Diagnosis, Evidence, UnreadItem, Verdict, Window
-from ..reports.document import ReportSource
 from ..scenarios.launches import CrossRank, Launch, Row
 from .child import package_path, raise_from
 from .exits import exit_status
 from .leftovers import mark_run
-from .report_files import reports_of, write_reports
+from .row_record import breaks_noted, finish_row
 from .run_records import KernelRecord, RunRecord, TrialCounts
 from .runstore import RunStore
 
@@ -71,7 +69,6 @@ def run_crossrank_row(
     NoDeviceError where there is no second GPU, RefusedError where one holds somebody's process, PlanError where the two cannot
     read each other's memory.
     """
-    from .drain_run import fixes_of
     from .machine import run_versions
     from .relative_gpu_run import GpuTried
 
@@ -109,7 +106,7 @@ def run_crossrank_row(
         limit = Deadline(options.timeout_s, clock) if options.timeout_s is not None else None
         counts: dict[str, int] = {}
         first: _Seen | None = None
-        try:
+        with breaks_noted(store, record, clock):
             for trial in range(options.trials):
                 if limit is not None and limit.expired:
                     break
@@ -121,27 +118,14 @@ def run_crossrank_row(
                 store.emit("launch", number=trial + 1, hung=seen.hung)
                 if first is None or (seen.hung and not first.hung):
                     first = seen
-        except BaseException as error:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            ended = {"state": state, "ended": utc_stamp(clock), "error": f"{type(error).__name__}: {error}"[:2000]}
-            store.write_run(record.model_copy(update=ended))
-            raise
-        if first is None:
-            raise DeadlineError(f"no launch was begun within {options.timeout_s or 0:g} s")
+            if first is None:
+                raise DeadlineError(f"no launch was begun within {options.timeout_s or 0:g} s")
         diagnosis = first.diagnosis
         trials = TrialCounts(
             asked=options.trials, hang=counts.get("hang", 0), clean=counts.get("clean", 0), other=counts.get("other", 0)
         )
         status, seconds = exit_status(diagnosis.outcome, expect), clock.monotonic() - began
-        finished = record.model_copy(update={
-            "state": "finished", "ended": utc_stamp(clock), "seconds": round(seconds, 3), "trials": trials,
-            "outcome": diagnosis.outcome, "exit_status": status,
-        })  # fmt: skip
-        store.write_diagnosis(diagnosis.document())
-        store.write_run(finished)
-        fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
-        source = ReportSource(diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__)
-        write_reports(reports_of(source, store.path), store.path)
+        finish_row(store, entry, record, diagnosis, trials, status=status, seconds=seconds, clock=clock)
     return GpuTried(row, diagnosis, trials, store.path, status, f"{named} ({devices[0].arch})", seconds)
 
 

@@ -8,19 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
 from ..errors import UsageError
 from ..forensics.records import Diagnosis, Window
 from ..forensics.wrong_rows import PUBLISHED
-from ..reports.document import ReportSource
 from ..scenarios.launches import CrossRank, Row
 from ..scenarios.registry import Scenario
-from .drain_run import fixes_of, flat_environment
+from .drain_run import flat_environment
 from .exits import Expectation, exit_status
 from .leftovers import mark_run
 from .relative_gpu import DUMPED_CTAS, RelativeGround, gpu_request, image_of, launch_plan, on_device, relative_diagnose, row_on_gpu
-from .report_files import reports_of, write_reports
+from .row_record import breaks_noted, finish_row
 from .run import RunSettings, run_workload
 from .run_records import KernelRecord, RunRecord, TrialCounts
 from .runstore import RunStore
@@ -162,7 +160,7 @@ def run_gpu_row(
             grounds.append(make(what, keep=lambda kind, path, origin: store.add_evidence(kind, path, origin, collector="child")))
             return grounds[-1]
 
-        try:
+        with breaks_noted(store, record, clock):
             dump = options.dump and min(plan.grid, plan.resident_cap) <= DUMPED_CTAS
             # After a debugger a second child would have to be hung for the dump, and the first one's kernel holds all slots.
             attach = options.cuda_gdb and not (dump and what.leave)
@@ -181,11 +179,6 @@ def run_gpu_row(
                 request, new_ground, store, settings,
                 diagnose=relative_diagnose(row, lambda: grounds[-1] if grounds else None), watch=_Watch(progress, row), clock=clock,
             )  # fmt: skip
-        except BaseException as error:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            ended = {"state": state, "ended": utc_stamp(clock), "error": f"{type(error).__name__}: {error}"[:2000]}
-            store.write_run(record.model_copy(update=ended))
-            raise
         diagnosis = completed(result.diagnosis, window=Window(reached=result.diagnosis.window.reached))
         if diagnosis.verdict.class_ == "not-hung":
             rows = len(what.case.lengths)
@@ -199,16 +192,10 @@ def run_gpu_row(
             diagnosis = Diagnosis.model_validate(document)
         status = exit_status(diagnosis.outcome, expect)
         seconds = clock.monotonic() - began
-        environment = {**record.environment, **flat_environment(result.ready.environment if result.ready else {})}
-        finished = record.model_copy(update={
-            "state": "finished", "ended": utc_stamp(clock), "seconds": round(seconds, 3), "environment": environment,
-            "trials": result.counts, "outcome": diagnosis.outcome, "exit_status": status,
-        })  # fmt: skip
-        store.write_diagnosis(diagnosis.document())
-        store.write_run(finished)
-        fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
-        source = ReportSource(diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__)
-        write_reports(reports_of(source, store.path), store.path)
+        learnt = flat_environment(result.ready.environment if result.ready else {})
+        finish_row(
+            store, entry, record, diagnosis, result.counts, status=status, seconds=seconds, clock=clock, environment=learnt
+        )  # fmt: skip
     return GpuTried(row, diagnosis, result.counts, store.path, status, f"{device.name} ({device.arch})", seconds)
 
 

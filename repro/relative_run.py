@@ -6,23 +6,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..clock import SYSTEM, Clock, Deadline, utc_stamp
 from ..errors import NoDriverError, ReproError, UsageError
 from ..forensics.records import Evidence
-from ..reports.document import ReportSource, verdict_words
+from ..reports.document import verdict_words
 from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row, SamplerLaunch
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
 from .cooperative_cpu import code_for
 from .drain_flags import parse_arch, parse_expectation
-from .drain_run import DEFAULT_ARCH, fixes_of
+from .drain_run import DEFAULT_ARCH
 from .exits import Expectation, exit_status
 from .leftovers import mark_run
 from .narrate import proof_lines
 from .relative_cpu import Tried, judge_row
 from .relative_matrix import MATRIX_STATUS, matrix_document, run_gpu_rows, run_rows, tell_matrix
-from .report_files import reports_of, write_reports
+from .row_record import breaks_noted, finish_row
 from .run_records import KernelRecord, RunRecord, TrialCounts
 from .runstore import RunStore
 
@@ -308,14 +307,10 @@ def _run_one(
         store.emit("start", row=row.name, kernel=row.kernel)
         deadline = Deadline(common.timeout, clock) if common.timeout is not None else None
         try:
-            done = judge_row(
-                row, sm=sm, seed=seed, count_all=flags.count, keep=_Keeper(store), deadline=deadline, progress=screen.progress
-            )  # fmt: skip
-        except BaseException as error:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            ended = {"state": state, "ended": utc_stamp(clock), "error": f"{type(error).__name__}: {error}"[:2000]}
-            store.write_run(record.model_copy(update=ended))
-            raise
+            with breaks_noted(store, record, clock):
+                done = judge_row(
+                    row, sm=sm, seed=seed, count_all=flags.count, keep=_Keeper(store), deadline=deadline, progress=screen.progress
+                )  # fmt: skip
         finally:
             screen.end_progress()
         diagnosis = done.first.diagnosis
@@ -323,23 +318,9 @@ def _run_one(
         store.emit("launch", detail=done.first.detail)
         store.emit("verdict", **{"class": verdict.class_, "cause": verdict.cause})
         status = exit_status(diagnosis.outcome, expect)
-        finished = record.model_copy(
-            update={
-                "state": "finished",
-                "ended": utc_stamp(clock),
-                "seconds": round(clock.monotonic() - began, 3),
-                "trials": _counts(done),
-                "outcome": diagnosis.outcome,
-                "exit_status": status,
-            }
-        )
-        store.write_diagnosis(diagnosis.document())
-        store.write_run(finished)
-        fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
-        source = ReportSource(
-            diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__
+        finish_row(
+            store, entry, record, diagnosis, _counts(done), status=status, seconds=clock.monotonic() - began, clock=clock
         )  # fmt: skip
-        write_reports(reports_of(source, store.path), store.path)
         store.emit("end", outcome=diagnosis.outcome)
     return done, store.path, status
 

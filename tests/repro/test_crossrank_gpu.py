@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dsv4_repro.errors import NoDeviceError, RefusedError, UsageError
+from dsv4_repro.errors import DeadlineError, NoDeviceError, RefusedError, UsageError
 from dsv4_repro.forensics.collect.nvml import Nvml
 from dsv4_repro.kernels import build
 from dsv4_repro.kernels.build import Compiled
@@ -111,6 +111,13 @@ def test_a_card_in_use_is_refused(tried: Callable[..., GpuTried]) -> None:
         tried("guarded", "guard", FakeNvml(holders=(4711,)))
     assert not children()
     assert tried("peer-has-not-come", nvml=FakeNvml(holders=(4711,)), share=True).counts.hang == 1
+
+
+def test_a_row_whose_time_was_over_before_its_first_launch_has_failed(tried: Callable[..., GpuTried], tmp_path: Path) -> None:
+    with pytest.raises(DeadlineError, match="no launch was begun"):
+        tried("guarded", "guard", timeout_s=0.0)
+    record = json.loads((tmp_path / "guarded" / "run.json").read_text())
+    assert (record["state"], record["error"]) == ("failed", "DeadlineError: no launch was begun within 0 s")
 
 
 def test_one_gpu_is_not_enough(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""How the run directory of a row ends: with diagnosis, record and reports, or with the word for what broke the run off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..clock import Clock, utc_stamp
+from ..reports.document import ReportSource
+from .drain_run import fixes_of
+from .report_files import reports_of, write_reports
+
+if TYPE_CHECKING:
+    from ..forensics.records import Diagnosis
+    from ..scenarios.registry import Scenario
+    from .run_records import RunRecord, TrialCounts
+    from .runstore import RunStore
+
+__all__ = ["breaks_noted", "finish_row"]
+
+#: Characters of an error's text that the record keeps.
+_MOST_TEXT = 2000
+
+
+@contextmanager
+def breaks_noted(store: RunStore, record: RunRecord, clock: Clock) -> Iterator[None]:
+    """Whatever is raised inside, Ctrl-C too, ``run.json`` says how the run ended; then it is raised on.
+
+    Without it the record would stay at ``running``, like that of a run which was killed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        ended = {"state": state, "ended": utc_stamp(clock), "error": f"{type(error).__name__}: {error}"[:_MOST_TEXT]}
+        store.write_run(record.model_copy(update=ended))
+        raise
+
+
+def finish_row(
+    store: RunStore, entry: Scenario, record: RunRecord, diagnosis: Diagnosis, trials: TrialCounts, *, status: int, seconds: float,
+    clock: Clock, environment: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Write the diagnosis, then the record of a finished run, then the reports. RunStoreError.
+
+    ``seconds``: how long the row took; ``environment``: what was learnt while it ran, added to the record's.
+    """
+    finished = record.model_copy(update={
+        "state": "finished", "ended": utc_stamp(clock), "seconds": round(seconds, 3), "trials": trials,
+        "environment": {**record.environment, **(environment or {})}, "outcome": diagnosis.outcome, "exit_status": status,
+    })  # fmt: skip
+    store.write_diagnosis(diagnosis.document())
+    store.write_run(finished)
+    fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
+    source = ReportSource(diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__)
+    write_reports(reports_of(source, store.path), store.path)

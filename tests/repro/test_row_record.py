@@ -1,0 +1,69 @@
+"""However a row ends, its run directory says how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4_repro.clock import SYSTEM
+from dsv4_repro.errors import DeadlineError, NoDeviceError
+from dsv4_repro.forensics.records import Diagnosis
+from dsv4_repro.repro.row_record import breaks_noted, finish_row
+from dsv4_repro.repro.run_records import RunRecord, TrialCounts
+from dsv4_repro.repro.runstore import RunStore
+from dsv4_repro.scenarios.registry import scenario
+
+RECORD = RunRecord(scenario="crossrank", ground="gpu", seed=3, environment={"sm": 90}, versions={"python": "3.11"})
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return document
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (KeyboardInterrupt(), "interrupted"), (DeadlineError("late"), "failed"), (NoDeviceError("none"), "failed"),
+        (RuntimeError("x" * 5000), "failed"), (SystemExit(1), "failed"),
+    ],
+)  # fmt: skip
+def test_what_broke_a_run_off_is_in_its_record_and_goes_on(error: BaseException, state: str, tmp_path: Path) -> None:
+    with RunStore.create("crossrank", out=tmp_path / "run") as store:
+        store.write_run(RECORD)
+        with pytest.raises(type(error)) as raised, breaks_noted(store, RECORD, SYSTEM):
+            raise error
+    assert raised.value is error
+    found = kept(tmp_path / "run")
+    assert found["state"] == state
+    assert found["error"] == f"{type(error).__name__}: {error}"[:2000]
+    assert found["ended"] >= "2020"
+    assert (found["seed"], found["versions"]) == (3, {"python": "3.11"})
+
+
+@pytest.mark.parametrize(("class_", "outcome", "fixes"), [("gpu-crossrank-spin", "hang", True), ("not-hung", "clean", False)])
+def test_a_finished_row_has_record_diagnosis_and_reports(class_: str, outcome: str, fixes: bool, tmp_path: Path) -> None:
+    entry = scenario("crossrank")
+    diagnosis = Diagnosis.model_validate({
+        "outcome": outcome, "ground": "gpu",
+        "verdict": {"class": class_, "cause": None, "confidence": "high", "sentence": "so it is"},
+    })  # fmt: skip
+    with RunStore.create("crossrank", out=tmp_path / "run") as store:
+        store.write_run(RECORD)
+        with breaks_noted(store, RECORD, SYSTEM):
+            pass
+        assert kept(store.path)["state"] == "running"
+        finish_row(
+            store, entry, RECORD, diagnosis, TrialCounts(asked=2, hang=2), status=3, seconds=1.23456, clock=SYSTEM,
+            environment={"driver": "580"},
+        )  # fmt: skip
+    found = kept(tmp_path / "run")
+    assert (found["state"], found["outcome"], found["exit_status"], found["seconds"]) == ("finished", outcome, 3, 1.235)
+    assert found["environment"] == {"sm": 90, "driver": "580"}
+    assert found["trials"]["hang"] == 2
+    assert json.loads((tmp_path / "run" / "diagnosis.json").read_text())["verdict"]["sentence"] == "so it is"
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert (entry.fixes[0].text in report) == fixes
