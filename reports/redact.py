@@ -19,14 +19,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .redact_prompts import Replace, hide_locals, hide_prompts
 from .redact_rules import (
     HOST_CONTEXTS,
     KEEPABLE,
     KINDS,
     PROTECTED,
     SECRET_FORMS,
-    TEXT_KEY,
-    TOKEN_KEY,
     USER_CONTEXTS,
     Rule,
     address_is_private_text,
@@ -50,20 +49,6 @@ _KEY_VALUE = re.compile(
 )
 _LIST_KEY = re.compile(r"(?<![\w.])[\"']?(?P<key>[A-Za-z_][\w.-]{2,60})[\"']?\s{0,4}[:=]\s{0,4}(?=[\[(])")
 _API_KEYS = re.compile(r"(?<![\w-])(?P<flag>--api-keys?)(?P<rest>(?:[ \t\x00]+(?!-)[^\s\x00\"'\\,]+)+)")
-_NUMBERS = re.compile(r"(?<![\w'\".-])\d+(?![\w'\"])")
-_ANNOUNCE = ("prompt", "token_ids", "input_ids", "output", "content", "completion", "text", "messages", "spec_decode")
-_BODY = (
-    '"role"',
-    "'role'",
-    '"choices"',
-    "'choices'",
-    "CompletionOutput",
-    "/v1/completions",
-    "/v1/chat",
-    "Received request",
-    "prompt",
-)
-_LOCAL = re.compile(r"(?m)^\s{8,}\w+: .*$")
 _MOST_NAMES = 4000
 _MOST_LINES = 40
 
@@ -252,7 +237,9 @@ class Redactor:
         lines = Lines(text, first_line)
         lowered = text.lower()
         if "prompts" not in self._keep:
-            text = self._literals(text, place, lines)
+            text = hide_prompts(
+                text, lines, self._prompt(place), lambda line: self.tally.add("prompts", "token ids", place, line, "")
+            )
         for rule in SECRET_FORMS:
             if not rule.gate or any(word in lowered for word in rule.gate):
                 text = self._by_rule(rule, text, place, lines)
@@ -380,83 +367,14 @@ class Redactor:
 
     # -- prompts -------------------------------------------------------------------------------------------------------------------
 
-    def _literals(self, text: str, place: str, lines: Lines) -> str:
-        """Texts and token ids behind a key that announces them, where the line is one of a request or a reply."""
-        if not any(
-            word in text
-            for word in ("prompt", "token_ids", "input_ids", "output", "content", "completion", "text", "messages", "spec_decode")
-        ):
-            return text
-        out: list[str] = []
-        at = 0
-        keys = sorted(
-            [(m.start(), m, True) for m in TEXT_KEY.finditer(text)] + [(m.start(), m, False) for m in TOKEN_KEY.finditer(text)],
-            key=lambda i: i[0],
-        )
-        for _, match, is_text in keys:
-            begin = match.end()
-            if begin < at:
-                continue
-            if is_text and match.group("key") in ("text", "content", "input", "output", "outputs", "completion", "completions"):
-                line = text[text.rfind("\n", 0, begin) + 1 : begin + 400].partition("\n")[0] if len(text) > 400 else text
-                if match.group("key") in ("text", "content", "input") and not any(word in line for word in _BODY):
-                    continue
-                if match.group("key").startswith(("output", "completion")) and text[begin] not in "\"'[":
-                    continue
-            end = literal_end(text, begin)
-            line_number = lines.at(match.start())
-            body = text[begin:end]
-            made = self._texts(body, place, line_number) if is_text else self._token_ids(body, place, line_number)
-            out += [text[at:begin], made]
-            at = end
-        out.append(text[at:])
-        return "".join(out)
-
-    def _texts(self, body: str, place: str, line: int) -> str:
-        """Every quoted text of a literal, except keys and roles, becomes its pseudonym; its length is kept as a number."""
-
-        def one(match: re.Match[str]) -> str:
-            whole = match.group()
-            quote = whole[0]
-            inside = whole[1:-1] if len(whole) > 1 and whole.endswith(quote) else whole[1:]
-            rest = body[match.end() : match.end() + 3].lstrip()
-            if (
-                not inside
-                or rest.startswith(":")
-                or inside in ("role", "system", "user", "assistant", "tool", "content", "text", "type")
-            ):
-                return whole
-            if inside.startswith("[text-"):
-                return whole
-            made = self.replace("prompts", "prompt or completion", inside, place, line)
-            return f"{quote}[{made}, {len(inside)} characters]{quote if len(whole) > 1 and whole.endswith(quote) else ''}"
-
-        return QUOTED.sub(one, body)
-
-    def _token_ids(self, body: str, place: str, line: int) -> str:
-        """Token ids become 0, their number and the negative ones (which are padding marks) stay."""
-        replaced, count = _NUMBERS.subn("0", body)
-        if count and replaced != body:
-            self.tally.add("prompts", "token ids", place, line, "")
-        return replaced
+    def _prompt(self, place: str) -> Replace:
+        return lambda rule, value, line: self.replace("prompts", rule, value, place, line)
 
     def locals_of_stacks(self, text: str, place: str, first_line: int = 1) -> str:
         """Values of local variables in a stack dump that was taken with them: quoted texts of some length go."""
         if "prompts" in self._keep:
             return text
-        lines = Lines(text, first_line)
-
-        def one(match: re.Match[str]) -> str:
-            def quoted(inner: re.Match[str]) -> str:
-                inside = inner.group()[1:-1]
-                if len(inside) < 24 or inside.startswith("[text-"):
-                    return inner.group()
-                made = self.replace("prompts", "local variable", inside, place, lines.of(match))
-                return f"{inner.group()[0]}[{made}, {len(inside)} characters]{inner.group()[0]}"
-
-            return QUOTED.sub(quoted, match.group())
-
-        return _LOCAL.sub(one, text)
+        return hide_locals(text, Lines(text, first_line), self._prompt(place))
 
 
 def looks_numeric(value: str) -> bool:
