@@ -20,10 +20,9 @@ from ..reports.document import ReportSource
 from ..scenarios.registry import scenario_for_signature
 from .console import Screen
 from .drain_flags import parse_expectation
-from .drain_run import fixes_of
 from .exits import exit_status
 from .narrate import autopsy_lines
-from .report_files import reports_of, write_reports
+from .report_files import fixes_of, reports_of, write_reports
 from .runread import RunView, is_run_directory, open_run
 from .runstore import RunStore
 from .step_summary_file import append_step_summary

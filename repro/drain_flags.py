@@ -13,7 +13,10 @@ from .exits import Expectation
 if TYPE_CHECKING:
     from .options import PlanFlags, RunFlags
 
-__all__ = ["build_plan", "command_of", "kernel_spec", "parse_arch", "parse_expectation", "plan_words"]
+__all__ = ["DEFAULT_ARCH", "build_plan", "command_of", "kernel_spec", "parse_arch", "parse_expectation", "plan_words"]
+
+#: The architecture that the CPU ground interprets where none is named: that of the published case.
+DEFAULT_ARCH = 120
 
 
 def parse_arch(text: str) -> int:

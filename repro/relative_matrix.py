@@ -12,7 +12,7 @@ from ..errors import InconclusiveError, NoDeviceError, NoDriverError, PlanError,
 from ..scenarios.launches import Launch, Row
 from ..scenarios.registry import Scenario
 from .console import Screen
-from .drain_run import DEFAULT_ARCH
+from .drain_flags import DEFAULT_ARCH
 from .relative_cpu import Tried, judge_row
 
 if TYPE_CHECKING:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import RunStoreError, UsageError
 from ..reports import paths
-from ..reports.document import ReportSource
+from ..reports.document import FixText, ReportSource
 from ..reports.html import ReportExtras
 from ..reports.render import render_all
 from ..reports.stack_reader import read_threads
 from ..reports.timeline_data import build_timeline
+from ..scenarios.registry import Scenario
 from .atomic import make_folder, write_atomic
 from .runread import read_timeline
 
-__all__ = ["reports_of", "write_reports"]
+__all__ = ["fixes_of", "reports_of", "write_reports"]
+
+
+def fixes_of(entry: Scenario | None) -> tuple[FixText, ...]:
+    """The scenario's fixes as the report names them."""
+    if entry is None:
+        return ()
+    return tuple(FixText(fix.layer, fix.text, fix.upstream, shlex.join(fix.flags)) for fix in entry.fixes)
 
 
 def reports_of(source: ReportSource, folder: Path | None = None) -> dict[str, bytes]:

@@ -11,8 +11,7 @@ from ..reports import paths
 from ..reports.document import ReportSource, verdict_words
 from ..scenarios.registry import Scenario, all_scenarios, scenario_for_signature
 from .console import Screen
-from .drain_run import fixes_of
-from .report_files import reports_of, write_reports
+from .report_files import fixes_of, reports_of, write_reports
 from .runread import RunView, open_run
 from .step_summary_file import append_step_summary
 

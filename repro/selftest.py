@@ -22,7 +22,8 @@ from ..reports.document import equation
 from .atomic import write_atomic
 from .console import Screen, wrap
 from .doctor import Check, checks
-from .drain_run import DrainJob, Executed, execute, job_of
+from .drain_job import DrainJob, job_of
+from .drain_run import Executed, execute
 from .machine import Machine, probe_machine
 from .narrate import with_article
 from .options import Common, PlanFlags, RunFlags

@@ -33,7 +33,7 @@ from .serving.shown_words import shown_words
 
 if TYPE_CHECKING:
     from .console import Screen
-    from .drain_run import DrainJob
+    from .drain_job import DrainJob
     from .exits import Expectation
     from .options import Common, PlanFlags, RunFlags, ServerFlags
 
@@ -145,7 +145,7 @@ def server_job(
 ) -> DrainJob:
     """Make every choice of a server run; nothing is started. ``waves``: draining waves of the load. Raises UsageError, PlanError,
     UnavailableError."""
-    from .drain_run import DrainJob
+    from .drain_job import DrainJob
     from .options import ServerFlags as _Flags
 
     given = server if server is not None else _Flags()

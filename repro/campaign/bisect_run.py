@@ -16,8 +16,7 @@ from ...clock import SYSTEM, Clock
 from ...errors import KernelNotFoundError, ReproError, UnavailableError, UsageError
 from ..atomic import write_atomic
 from ..console import Screen
-from ..drain_flags import parse_arch
-from ..drain_run import DEFAULT_ARCH
+from ..drain_flags import DEFAULT_ARCH, parse_arch
 from ..grounds import require_ground
 from .bisect import Answer, Bisection, Build, Step, bisect_builds, builds_in_folder, builds_of_index, releases_between
 from .cells import Cell, TrialResult

@@ -20,7 +20,8 @@ __all__ = ["captured_run", "write_first_of_kind"]
 
 def captured_run(cell: Cell, seed: int, folder: Path) -> Path:
     """The cell's ``run drain`` with every collector, in a run directory. InconclusiveError if it does not hang."""
-    from ..drain_run import execute, job_of
+    from ..drain_job import job_of
+    from ..drain_run import execute
     from ..options import Common, PlanFlags, RunFlags
 
     plan_file = folder.parent / f"{folder.name}-plan.json"

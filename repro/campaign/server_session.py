@@ -27,7 +27,7 @@ from .cells import Cell, TrialResult
 
 if TYPE_CHECKING:
     from ...forensics.records import Diagnosis
-    from ..drain_run import DrainJob
+    from ..drain_job import DrainJob
     from ..server_ground import ServerGround
 
 __all__ = ["SERVER_KEYS", "ServerSession", "described", "server_job_of"]

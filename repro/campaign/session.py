@@ -20,7 +20,8 @@ from ...kernels.abi import RELEASE_COUNT
 from ...kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
 from ...scenarios.drain import DecodeStep, Producer
 from ..captured import merge_states, standing_counter, standing_counters
-from ..drain_run import DEFAULT_ARCH, bound_diagnose
+from ..drain_flags import DEFAULT_ARCH
+from ..drain_job import bound_diagnose
 from ..gpu_trials import around_the_window
 from ..ground import Ground, StepOutcome
 from ..grounds import make_ground

@@ -20,8 +20,7 @@ from ...scenarios.registry import Scenario
 from ..atomic import write_atomic
 from ..bounds import bounds_of
 from ..console import Screen
-from ..drain_flags import parse_arch
-from ..drain_run import DEFAULT_ARCH
+from ..drain_flags import DEFAULT_ARCH, parse_arch
 from ..relative_matrix import matrix_document, run_gpu_rows, run_rows
 from .sequential import CONFIDENCE, Rates, bound_words
 

@@ -14,8 +14,7 @@ from ...forensics.device_state import Unread
 from ...forensics.records import Diagnosis
 from ...reports.document import ReportSource
 from ...scenarios.registry import scenario_for_signature
-from ..drain_run import fixes_of
-from ..report_files import reports_of, write_reports
+from ..report_files import fixes_of, reports_of, write_reports
 from ..run_records import RunRecord
 from ..runstore import RunStore
 from ..verdicts import completed

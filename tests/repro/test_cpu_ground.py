@@ -24,7 +24,7 @@ from dsv4_repro.kernels.build import builtin_image
 from dsv4_repro.kernels.devices import device_for_sm
 from dsv4_repro.kernels.elf import read_elf
 from dsv4_repro.kernels.sass.program import Program
-from dsv4_repro.repro import drain_run
+from dsv4_repro.repro import drain_job
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.cpu_ground import CpuGround
 from dsv4_repro.repro.kernel_choice import choose_kernel
@@ -282,7 +282,7 @@ def test_devices_and_schedules_that_do_not_exist(drain: Callable[..., Done], arg
 @pytest.fixture
 def with_budget(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def arrange(budget: int) -> None:
-        monkeypatch.setattr(drain_run, "make_ground", lambda _name: CpuGround(budget=budget))
+        monkeypatch.setattr(drain_job, "make_ground", lambda _name: CpuGround(budget=budget))
 
     return arrange
 

@@ -14,7 +14,7 @@ import pytest
 from dsv4_repro.errors import NoDeviceError, RunStoreError
 from dsv4_repro.forensics.records import Diagnosis
 from dsv4_repro.kernels.devices import device_for_sm
-from dsv4_repro.repro import drain_flags, drain_run
+from dsv4_repro.repro import drain_flags, drain_job, drain_run
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.leftovers import PARENT_VARIABLE, RUN_VARIABLE
 from dsv4_repro.repro.narrate import with_article
@@ -33,10 +33,10 @@ def play(fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         monkeypatch.setenv(RUN_VARIABLE, "")
         monkeypatch.setenv(PARENT_VARIABLE, "")
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(drain_run, "make_ground", lambda _name: queue.pop(0) if queue else ground)
-        monkeypatch.setattr(drain_run, "require_ground", lambda _name: None)
-        monkeypatch.setattr(drain_run, "describe_gpu", lambda _ordinal: device_for_sm(90))
-        monkeypatch.setattr(drain_run, "bound_diagnose", lambda *_arguments: fakes.diagnose)
+        monkeypatch.setattr(drain_job, "make_ground", lambda _name: queue.pop(0) if queue else ground)
+        monkeypatch.setattr(drain_job, "require_ground", lambda _name: None)
+        monkeypatch.setattr(drain_job, "describe_gpu", lambda _ordinal: device_for_sm(90))
+        monkeypatch.setattr(drain_job, "bound_diagnose", lambda *_arguments: fakes.diagnose)
         return ground
 
     return arrange
@@ -311,7 +311,7 @@ def test_the_next_command_stands_on_one_line(play: Any, fakes: Any, capsys: pyte
 def test_vllms_op_needs_a_gpu_and_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["run", "drain", "--via", "op", "--on", "cpu"]) == 2
     assert "--via op needs a GPU" in capsys.readouterr().err
-    monkeypatch.setattr(drain_run, "choose_ground", lambda *_arguments, **_given: ("cpu", "no GPU is free"))
+    monkeypatch.setattr(drain_job, "choose_ground", lambda *_arguments, **_given: ("cpu", "no GPU is free"))
     assert main(["run", "drain", "--via", "op"]) == 5
     assert "--via op needs a GPU" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ import pytest
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import DownloadError
 from dsv4_repro.kernels.devices import device_for_sm
-from dsv4_repro.repro import drain_run, selftest
+from dsv4_repro.repro import drain_job, selftest
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.doctor import Check
 from dsv4_repro.repro.leftovers import PARENT_VARIABLE, RUN_VARIABLE
@@ -55,9 +55,9 @@ def on_a_card(fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
     values = {**machine.__dict__, "gpus": (Gpu(0, "NVIDIA H200", 90, 1 << 37, ()),), "driver": "580.1", "cuda_driver": "13.0"}
     monkeypatch.setattr(selftest, "probe_machine", lambda: type(machine)(**values))
     monkeypatch.setattr(selftest, "cached_kernels", lambda: ())
-    monkeypatch.setattr(drain_run, "require_ground", lambda _name: None)
-    monkeypatch.setattr(drain_run, "describe_gpu", lambda _ordinal: device_for_sm(90))
-    monkeypatch.setattr(drain_run, "bound_diagnose", lambda *_arguments: fakes.diagnose)
+    monkeypatch.setattr(drain_job, "require_ground", lambda _name: None)
+    monkeypatch.setattr(drain_job, "describe_gpu", lambda _ordinal: device_for_sm(90))
+    monkeypatch.setattr(drain_job, "bound_diagnose", lambda *_arguments: fakes.diagnose)
     monkeypatch.setenv(RUN_VARIABLE, "")
     monkeypatch.setenv(PARENT_VARIABLE, "")
     monkeypatch.chdir(tmp_path)
@@ -74,7 +74,7 @@ def on_a_card(fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
         grounds.append(Ground())
         return grounds[-1]
 
-    monkeypatch.setattr(drain_run, "make_ground", make)
+    monkeypatch.setattr(drain_job, "make_ground", make)
     return behaves, grounds
 
 
@@ -117,7 +117,7 @@ def test_a_guard_that_hangs_is_4_and_stands_out(on_a_card: Any, capsys: pytest.C
 def test_a_cell_that_fails_does_not_end_the_test(
     on_a_card: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = drain_run.job_of
+    real = drain_job.job_of
 
     def job(common: Any, plan: Any, flags: Any, screen: Any) -> Any:
         if flags.kernel == "builtin:guard":
@@ -136,8 +136,8 @@ def test_out_of_time_names_what_was_left_out(
     on_a_card: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = FakeClock()
-    original = vars(drain_run)["make_ground"]
-    monkeypatch.setattr(drain_run, "make_ground", lambda name: _slow(original(name), clock))
+    original = vars(drain_job)["make_ground"]
+    monkeypatch.setattr(drain_job, "make_ground", lambda name: _slow(original(name), clock))
     assert selftest.run_selftest(Common(timeout=3.0), on=None, device=None, share=False, clock=clock) == 5
     out = capsys.readouterr().out
     assert out.count("LEFT OUT") == 2
