@@ -7,7 +7,6 @@ then the answer is inconclusive, unless a watchdog has already seen that nothing
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,17 @@ from .causes import GroupFacts, Rule, causes, decide, group_facts
 from .device_state import DeviceState
 from .identity import base_name, hang_identity, readable_name
 from .intrablock import IntraBlock, intra_block
+from .judge_words import (
+    GridCase,
+    blocks_named,
+    comparison_of,
+    equation,
+    grids_beside,
+    how_many,
+    verdict_sentence,
+    wait_identity,
+    waiter,
+)
 from .ledger import GroupModel, Ledger, build_ledger, group_model, members, place_of, waiting_groups
 from .records import Confidence, LedgerGroup, Wait
 
@@ -52,13 +62,6 @@ class Judged:
     identity: str | None = None
     candidates: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
-
-
-@dataclass(frozen=True)
-class _Grid:
-    view: GridView
-    model: GroupModel | None
-    ledger: Ledger | None
 
 
 def judge(state: DeviceState, views: Sequence[GridView], *, hung: bool) -> Judged:
@@ -119,16 +122,21 @@ def _placed(best: Judged, state: DeviceState) -> Judged:
     return replace(best, sentence=f"device {best.view.grid.device}: {best.sentence}") if several and best.view else best
 
 
-def _grid(state: DeviceState, view: GridView, *, hung: bool) -> _Grid:
+def _grid(state: DeviceState, view: GridView, *, hung: bool) -> GridCase:
     model = group_model(view)
     if model is None or not model.certain:
-        return _Grid(view, model, None)
-    return _Grid(view, model, checked_ledger(build_ledger(state, view, model), view, model, hung=hung))
+        return GridCase(view, model, None)
+    return GridCase(view, model, checked_ledger(build_ledger(state, view, model), view, model, hung=hung))
 
 
 def _part_of(item: Judged, best: Judged) -> str:
     """What another wait has to do with the one that was chosen."""
-    if best.view is not None and item.view is not None and best.cause == "not-co-resident" and _beside(best.view, (item.view,)):
+    if (
+        best.view is not None
+        and item.view is not None
+        and best.cause == "not-co-resident"
+        and grids_beside(best.view, (item.view,))
+    ):
         return "; its blocks hold room that the group lacks"
     if not _waits_outside(best) and _waits_outside(item):
         return "; it waits for the rank that is held, and is not the culprit"
@@ -147,7 +155,7 @@ def _with(best: Judged, waits: tuple[Wait, ...], ledger: tuple[LedgerGroup, ...]
 # Records
 
 
-def _waits(grids: Sequence[_Grid]) -> list[Wait]:
+def _waits(grids: Sequence[GridCase]) -> list[Wait]:
     found: list[Wait] = []
     for grid in grids:
         for cta in grid.view.ctas:
@@ -157,7 +165,7 @@ def _waits(grids: Sequence[_Grid]) -> list[Wait]:
     return found
 
 
-def _record(wait: PolledWait, cta: CtaView, grid: _Grid) -> Wait:
+def _record(wait: PolledWait, cta: CtaView, grid: GridCase) -> Wait:
     model, view = grid.model, grid.view
     place = place_of(wait, model, view)
     group = place.group
@@ -170,7 +178,7 @@ def _record(wait: PolledWait, cta: CtaView, grid: _Grid) -> Wait:
     return Wait.model_validate({
         "kernel": readable_name(view.grid.kernel), "grid": view.grid.grid_dim, "block": cta.block, "warp": wait.warp,
         "pc_offset": wait.pc_offset, "address": None if seen.address is None else hex(seen.address), "value": wait.value,
-        "target": seen.target, "comparison": _comparison(wait) or None, "group": group, "device": view.grid.device,
+        "target": seen.target, "comparison": comparison_of(wait) or None, "group": group, "device": view.grid.device,
         "state_field": place.name,
         "role": model.role(cta.linear) if model is not None else None, "instructions": loop.instructions,
         "lanes": wait.lanes, "signed": loop.signed, "scope": loop.scope, "bits": loop.bits, "bounded": loop.bounded,
@@ -179,13 +187,7 @@ def _record(wait: PolledWait, cta: CtaView, grid: _Grid) -> Wait:
     })  # fmt: skip
 
 
-def _comparison(wait: PolledWait) -> str:
-    if wait.loop.expression == "value":
-        return wait.loop.comparison
-    return f"{wait.loop.expression} {wait.loop.comparison}"
-
-
-def _ledger_records(grids: Sequence[_Grid]) -> tuple[LedgerGroup, ...]:
+def _ledger_records(grids: Sequence[GridCase]) -> tuple[LedgerGroup, ...]:
     records: list[LedgerGroup] = []
     for grid in grids:
         if grid.ledger is None or not grid.view.spinning():
@@ -199,7 +201,7 @@ def _ledger_records(grids: Sequence[_Grid]) -> tuple[LedgerGroup, ...]:
 # A grid with spinning blocks
 
 
-def _judge_grid(grid: _Grid, views: Sequence[GridView], *, hung: bool) -> Judged:
+def _judge_grid(grid: GridCase, views: Sequence[GridView], *, hung: bool) -> Judged:
     if grid.model is not None and grid.ledger is not None:
         return _judge_groups(grid, grid.model, grid.ledger, views, hung=hung)
     listed = all(view.grid.ctas is not None and view.grid.complete for view in views)
@@ -207,7 +209,7 @@ def _judge_grid(grid: _Grid, views: Sequence[GridView], *, hung: bool) -> Judged
     return _judge_plain(grid, others_run=others_run, hung=hung)
 
 
-def _judge_groups(grid: _Grid, model: GroupModel, ledger: Ledger, views: Sequence[GridView], *, hung: bool) -> Judged:
+def _judge_groups(grid: GridCase, model: GroupModel, ledger: Ledger, views: Sequence[GridView], *, hung: bool) -> Judged:
     decided: list[tuple[Rule | None, GroupFacts, PolledWait, tuple[Rule, ...]]] = []
     for group in waiting_groups(grid.view, model)[:256]:
         facts = group_facts(grid.view, model, ledger, group, hung=hung)
@@ -229,8 +231,8 @@ def _judge_groups(grid: _Grid, model: GroupModel, ledger: Ledger, views: Sequenc
     known = wait.current is not None and wait.seen.target is not None and not wait.loop.partial
     confidence: Confidence = "high" if cause and rule is not None and rule.firm and known else "medium" if cause or known else "low"
     return Judged(
-        "gpu-spin-barrier", cause, confidence, _sentence(grid, facts, wait, cause, views), rules=rules, facts=facts, primary=wait,
-        model=model, view=grid.view, identity=_identity(grid, facts, wait, cause), notes=tuple(notes),
+        "gpu-spin-barrier", cause, confidence, verdict_sentence(grid, facts, wait, cause, views), rules=rules, facts=facts,
+        primary=wait, model=model, view=grid.view, identity=wait_identity(grid, facts, wait, cause), notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -243,11 +245,12 @@ def _nobody_left(facts: GroupFacts, wait: PolledWait, *, others_run: bool) -> bo
     return not (facts.never_started and others_run)
 
 
-def _perhaps(grid: _Grid, facts: GroupFacts, wait: PolledWait, rules: tuple[Rule, ...]) -> Judged:
+def _perhaps(grid: GridCase, facts: GroupFacts, wait: PolledWait, rules: tuple[Rule, ...]) -> Judged:
     able = facts.running or facts.unknown or facts.never_started
-    head = f"{_who(grid, wait)} waits for {_equation(grid, wait)}"
+    head = f"{waiter(grid, wait)} waits for {equation(grid, wait)}"
     if able:
-        sentence = f"{head}, and {_blocks(able)} of its group may still arrive: one look cannot tell a slow member from a lost one"
+        late = blocks_named(able)
+        sentence = f"{head}, and {late} of its group may still arrive: one look cannot tell a slow member from a lost one"
     else:
         sentence = f"{head}, and the last arrival may have come after this value was polled: memory was not read"
     return Judged(
@@ -256,14 +259,14 @@ def _perhaps(grid: _Grid, facts: GroupFacts, wait: PolledWait, rules: tuple[Rule
     )  # fmt: skip
 
 
-def _judge_plain(grid: _Grid, *, others_run: bool, hung: bool) -> Judged:
+def _judge_plain(grid: GridCase, *, others_run: bool, hung: bool) -> Judged:
     """A wait in a kernel whose groups are not known: the equation stands, the cause does not."""
     cta = grid.view.spinning()[0]
     wait = next(wait for wait in cta.waits if wait.satisfied is not True)
     name = base_name(grid.view.grid.kernel)
     known = wait.satisfied is False
-    who, what = _who(grid, wait), _equation(grid, wait)
-    identity = _identity(grid, None, wait, None)
+    who, what = waiter(grid, wait), equation(grid, wait)
+    identity = wait_identity(grid, None, wait, None)
     if _COLLECTIVE.search(name):
         text = f"{who} waits for {what} in a collective ({name}): for another rank or a transport, this GPU cannot say which"
         class_ = "gpu-kernel-stuck" if hung else "unknown"
@@ -287,7 +290,7 @@ def _plain(
     class_: str,
     confidence: Confidence,
     text: str,
-    grid: _Grid,
+    grid: GridCase,
     wait: PolledWait,
     identity: str | None,
     candidates: tuple[str, ...] = (),
@@ -327,98 +330,12 @@ def _nobody_waits(views: Sequence[GridView], waits: tuple[Wait, ...], ledger: tu
     blind = all(cta.kind == "unknown" for cta in resident)
     if hung:
         why = "where they stand could not be read" if blind else "no wait loop was recognised at their PCs"
-        text = f"{_count(resident)} resident ({names}) and nothing moves; {why}"
+        text = f"{how_many(resident)} resident ({names}) and nothing moves; {why}"
         return Judged("gpu-kernel-stuck", None, "low" if blind else "medium", text, waits, ledger)
     if blind:
-        text = f"{_count(resident)} resident ({names}); where they stand could not be read"
+        text = f"{how_many(resident)} resident ({names}); where they stand could not be read"
         return Judged("unknown", None, "low", text, waits)
     leaving = sum(cta.kind == "leaving" for cta in resident)
     more = f", {leaving} of them at a wait that is already over" if leaving else ""
-    text = f"{_count(resident)} at work ({names}){more}: none waits, at this one look"
+    text = f"{how_many(resident)} at work ({names}){more}: none waits, at this one look"
     return Judged("unknown", None, "low", text, waits, ledger, candidates=("not-hung", "gpu-kernel-stuck"))
-
-
-# ---------------------------------------------------------------------------------------------------------------------------------
-# Words
-
-
-def _count(resident: Sequence[CtaView]) -> str:
-    return "1 block is" if len(resident) == 1 else f"{len(resident)} blocks are"
-
-
-def _who(grid: _Grid, wait: PolledWait) -> str:
-    x, y, z = wait.block
-    block = f"block {x}" if not y and not z else f"block ({x},{y},{z})"
-    cta = next(cta for cta in grid.view.ctas if cta.block == wait.block)
-    if grid.model is None or not grid.model.certain or grid.model.kind == "grid":
-        return block
-    role = grid.model.role(cta.linear)
-    return f"{block} ({role} of group {grid.model.group(cta.linear)})"
-
-
-def _equation(grid: _Grid, wait: PolledWait) -> str:
-    place = place_of(wait, grid.model, grid.view)
-    name = place.name or (f"the word at {wait.seen.address:#x}" if wait.seen.address else "a word")
-    value = "?" if wait.current is None else str(wait.current)
-    target = "a target that was not read" if wait.seen.target is None else str(wait.seen.target)
-    return f"{name} = {value} to become {_comparison(wait)} {target}"
-
-
-def _blocks(blocks: Sequence[int]) -> str:
-    if len(blocks) == 1:
-        return f"block {blocks[0]}"
-    if len(blocks) > 4 and blocks[-1] - blocks[0] == len(blocks) - 1:
-        return f"blocks {blocks[0]} to {blocks[-1]}"
-    return "blocks " + ", ".join(map(str, blocks[:8])) + (", …" if len(blocks) > 8 else "")
-
-
-def _sentence(grid: _Grid, facts: GroupFacts, wait: PolledWait, cause: str | None, views: Sequence[GridView]) -> str:
-    who, what = _who(grid, wait), _equation(grid, wait)
-    if cause == "peer-left":
-        return f"{who} waits for {what}, and {_blocks(facts.exited)} of its group left without arriving: it waits for ever"
-    if cause == "not-co-resident":
-        have, need = len(facts.spinning) + len(facts.counted), facts.ctas
-        read = f" (by the counter: {len(facts.counted)} of them not read)" if facts.counted else ""
-        return (
-            f"{have} of the {need} blocks of group {facts.group} are resident and wait for {what}{read}; "
-            f"{_blocks(facts.never_started)} never started, because {_holders(grid.view, views)} hold the room"
-        )
-    if cause == "reset-race":
-        return f"{who} waits for {what}, but the counter no longer holds its own arrival: it was reset while the block still waited"
-    if cause == "init-race":
-        return (
-            f"all {facts.ctas} blocks of group {facts.group} wait for {what}: an arrival was lost when the counter was initialised"
-        )
-    if cause == "missing-fence":
-        return f"{who} waits for {what}, and {_blocks(facts.exited)} left at another phase: members did not see the same data"
-    return f"{who} waits for {what}; why it cannot be met is not known"
-
-
-def _holders(own: GridView, views: Sequence[GridView]) -> str:
-    """Who holds the device's slots: the waiting grid alone, or other kernels with it."""
-    others = Counter(base_name(view.grid.kernel) for view in _beside(own, views) for _ in view.ctas)
-    if not others:
-        return "the waiting blocks"
-    return "these and " + ", ".join(
-        f"{number} block{'s' if number > 1 else ''} of {name or 'an unnamed kernel'}" for name, number in others.most_common(3)
-    )
-
-
-def _beside(own: GridView, views: Sequence[GridView]) -> list[GridView]:
-    return [view for view in views if view is not own and view.grid.device == own.grid.device and view.ctas]
-
-
-def _identity(grid: _Grid, facts: GroupFacts | None, wait: PolledWait, cause: str | None) -> str:
-    place = place_of(wait, grid.model, grid.view)
-    phase, missing = "", ""
-    if facts is not None:
-        first = facts.phases[0] if facts.phases else None
-        rest = facts.missing_arrivals
-        arrivals = "unknown" if rest is None else "none" if rest == 0 else "some" if rest > 0 else "negative"
-        phase = f"{'first' if first == 0 else 'later' if first is not None else 'irregular'}; others' arrivals {arrivals}"
-        fates = [word for word in ("running", "exited", "never_started", "unknown") if getattr(facts, word)]
-        missing = f"{'leader' if facts.leader_spins else 'peer'} spins; {','.join(fates) or 'all'}"
-    return hang_identity(
-        grid.view.grid.kernel, class_="gpu-spin-barrier", cause=cause, field=place.name,
-        comparison=_comparison(wait), bits=wait.loop.bits, scope=wait.loop.scope, phase=phase, missing=missing,
-    )  # fmt: skip
