@@ -15,7 +15,6 @@ from ..errors import ReproError, RunStoreError
 from ..reports.document import ReportSource
 from ..scenarios.drain import DecodeStep
 from .console import Screen
-from .drain_flags import DEFAULT_ARCH
 from .drain_job import DrainJob, job_of
 from .exits import exit_status
 from .interpreted_device import machine_words
@@ -30,7 +29,7 @@ from .step_summary_file import append_step_summary
 if TYPE_CHECKING:
     from .options import Common, PlanFlags, RunFlags, ServerFlags
 
-__all__ = ["DEFAULT_ARCH", "Executed", "execute", "fixes_of", "flat_environment", "run_drain"]
+__all__ = ["Executed", "execute", "flat_environment", "run_drain"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, Hos
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
 from .cooperative_cpu import code_for
-from .drain_flags import parse_arch, parse_expectation
-from .drain_run import DEFAULT_ARCH
+from .drain_flags import DEFAULT_ARCH, parse_arch, parse_expectation
 from .exits import Expectation, exit_status
 from .leftovers import mark_run
 from .narrate import proof_lines

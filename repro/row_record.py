@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..clock import Clock, utc_stamp
 from ..reports.document import ReportSource
-from .drain_run import fixes_of
-from .report_files import reports_of, write_reports
+from .report_files import fixes_of, reports_of, write_reports
 
 if TYPE_CHECKING:
     from ..forensics.records import Diagnosis
