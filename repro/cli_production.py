@@ -59,10 +59,21 @@ def register(app: typer.Typer) -> None:
         listen: Annotated[
             str | None, typer.Option("--listen", help="Serve /metrics and /livez here; without it 127.0.0.1:9477; off: none.")
         ] = None,
+        canary: Annotated[
+            float | None,
+            typer.Option(
+                "--canary",
+                help="Send a completion of our own (8 tokens in, 1 out; key: VLLM_API_KEY) every so many SECONDS, one at a time. "
+                "Off without it: it joins the batch, is counted and billed, and another size of batch can hide or set off a hang.",
+                metavar="SECONDS",
+                min=5,
+                max=600,
+            ),
+        ] = None,
         keep: Annotated[int, typer.Option("--keep", help="Run directories kept, the oldest go first.", min=1, max=10_000)] = 20,
         max_mb: Annotated[int, typer.Option("--max-mb", help="MiB that they may take in all.", min=1, max=1_000_000)] = 100,
     ) -> int:
-        """Watch a server that somebody else started. Reads only, unless --attach is given.
+        """Watch a server that somebody else started. Reads only, unless --attach or --canary is given.
 
         On a hang: a run directory with evidence, diagnosis and report, the command, the webhook; once for each hang. Lives on when
         the server restarts.
@@ -74,8 +85,7 @@ def register(app: typer.Typer) -> None:
         return run_watch(
             WatchFlags(
                 pid=pid, url=url, log=log, once=once, attach=attach, on_hang=on_hang, on_hang_timeout_s=on_hang_timeout,
-                webhook=webhook,
-                listen=listen, keep=keep, max_mb=max_mb,
+                webhook=webhook, listen=listen, canary_s=canary, keep=keep, max_mb=max_mb,
             ),
             common,
         )  # fmt: skip

@@ -72,10 +72,11 @@ class Screen:
         for line in lines:
             self._print(self._out, line, _STYLES[style])
 
-    def tell(self, paragraphs: Iterable[str], *, style: str = "") -> None:
-        """Print paragraphs, wrapped at 80 columns."""
+    def tell(self, paragraphs: Iterable[str], *, style: str = "", indent: str = "") -> None:
+        """Print paragraphs, wrapped at 80 columns. One that is a command to paste (``next: ``, ``then: ``) stays whole."""
         for paragraph in paragraphs:
-            self.say(*wrap(paragraph), style=style)
+            whole = paragraph.startswith(("next: ", "then: "))
+            self.say(*([printable(paragraph)] if whole else wrap(paragraph, indent=indent)), style=style)
 
     def note(self, text: str) -> None:
         """One paragraph to standard error, whatever the mode: hints, and what went wrong."""

@@ -18,6 +18,7 @@ from ..errors import RunStoreError, UnavailableError, UsageError
 from ..forensics.collect.process_table import start_ticks
 from ..reports import paths
 from .console import Screen, printable
+from .serving.canary import completion_canary
 from .serving.exporter import Exporter, parse_listen
 from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook
 from .serving.hang_document import HangVerdict
@@ -26,7 +27,8 @@ from .serving.hang_process import HangKept, capture_in_process
 from .serving.interrupts import interrupts_held
 from .serving.records import ServerTarget
 from .serving.run_retention import prune_runs
-from .serving.watch_loop import Hang, ObserverLike, WatchLoop
+from .serving.watch_loop import FIND_S, Hang, ObserverLike, WatchLoop
+from .watch_lines import end_lines, first_lines
 
 if TYPE_CHECKING:
     from .options import Common
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["WatchFlags", "run_watch"]
 
 ONCE_S = 60.0
+_INDENT = "  "
 #: ``--once``: healthy for so long is decided, seconds.
 SETTLED_S = 3.0
 #: A diagnosis is read back for ``--json`` up to this size, bytes.
@@ -54,6 +57,7 @@ class WatchFlags:
     on_hang_timeout_s: float = 300.0
     webhook: str | None = None
     listen: str | None = None
+    canary_s: float | None = None
     keep: int = 20
     max_mb: int = 100
 
@@ -68,7 +72,9 @@ class _Finder:
         if self._given and url is not None:
             self._url = url.rstrip("/").removesuffix("/v1")
         self._ticks = start_ticks(pid) if pid is not None else None
-        self.why = ""
+        self.why = self.help_text = ""
+        #: The server that was found last.
+        self.last: ServerTarget | None = None
 
     def __call__(self) -> ServerTarget | None:
         from .serving.ranks import find_server, with_log
@@ -79,21 +85,25 @@ class _Finder:
             names.insert(0, self._pid)
         elif self._pid is not None and self._url is None:
             self.why = f"process {self._pid} is gone, and its URL was not known: where it comes back is not known"
+            self.help_text = "Is there another one? dsv4-repro why"
         elif self._pid is None and self._url is None:
             names = [None]
         for named in names:
             try:
                 target = find_server(named, clock=self._clock)
             except UnavailableError as error:
-                self.why = str(error)
+                self.why, self.help_text = str(error), error.help_text
                 continue
             if target.api_pid is None and target.base_url is not None and not _answers(target.base_url):
-                self.why = f"{target.base_url} does not answer"
+                self.why = f"{target.base_url} does not answer, and no process is seen behind it"
+                self.help_text = "Is the address right? Servers that are seen here: dsv4-repro why"
                 continue
             self._url = self._url if self._given else target.base_url or self._url
             if self._url is not None and (self._given or target.base_url is None):
                 target = replace(target, base_url=self._url)
-            return with_log(target, self._log)
+            self.why = self.help_text = ""
+            self.last = with_log(target, self._log)
+            return self.last
         return None
 
 
@@ -128,10 +138,12 @@ def _answers(url: str) -> bool:
     return reading.health is not None or bool(reading.values)
 
 
-def _observe(target: ServerTarget, emit: Callable[..., None], clock: Clock) -> ObserverLike:
+def _observe(target: ServerTarget, emit: Callable[..., None], clock: Clock, canary_s: float | None) -> ObserverLike:
     from .serving.observer import Observer
 
-    return Observer(target, emit=emit, clock=clock)
+    if canary_s is None or target.base_url is None:
+        return Observer(target, emit=emit, clock=clock)
+    return Observer(target, emit=emit, clock=clock, ask=completion_canary(target.base_url, clock=clock), canary_s=canary_s)
 
 
 class _Actions:
@@ -151,33 +163,37 @@ class _Actions:
 
     def __call__(self, hang: Hang) -> str:
         kept = self._capture(
-            hang, self._root, attach=self._flags.attach, stop=self.asked, say=self._screen.say, clock=self._clock
+            hang, self._root, attach=self._flags.attach, stop=self.asked, say=self._say, clock=self._clock
         )  # fmt: skip
         self.last = kept
         if kept.stopped:
-            self._screen.say(f"HUNG; {kept.lost}", style="bad")
+            self._screen.tell([f"HUNG; {kept.lost}"], style="bad", indent=_INDENT)
             return str(kept.run or "")
         verdict = kept.verdict
         name = f"{verdict.class_}{' / ' + verdict.cause if verdict.cause else ''}"
-        self._screen.say(printable(f"HUNG: {name}, {verdict.confidence} confidence"), style="bad")
+        self._screen.tell([f"HUNG: {name}, {verdict.confidence} confidence"], style="bad", indent=_INDENT)
         if verdict.sentence:
-            self._screen.say(printable(verdict.sentence))
+            self._screen.tell([verdict.sentence], indent=_INDENT)
         if not kept.lost:
-            self._screen.say(f"kept in {kept.run}; next: dsv4-repro why {hang.target.api_pid or hang.target.base_url}")
+            self._screen.say(printable(f"kept in {kept.run}"))
+        self._screen.tell([f"next: dsv4-repro why {hang.target.api_pid or hang.target.base_url}"])
         # Nobody is to sleep on because a disk is full: command and message go out with what is known.
         self._start_command(hang, kept.run, verdict)
         self._start_message(hang, verdict)
         for path in prune_runs(self._root / "watch", keep=self._flags.keep, max_bytes=self._flags.max_mb << 20):
-            self._screen.say(f"removed {path} (--keep {self._flags.keep}, --max-mb {self._flags.max_mb})")
+            self._screen.tell([f"removed {path} (--keep {self._flags.keep}, --max-mb {self._flags.max_mb})"], indent=_INDENT)
         if kept.lost:
             raise RunStoreError(printable(kept.lost), help_text=printable(kept.help_text))
         return str(kept.run)
+
+    def _say(self, *lines: str, style: str = "") -> None:
+        self._screen.tell(lines, style=style, indent=_INDENT)
 
     def _start_command(self, hang: Hang, run: Path | None, verdict: HangVerdict) -> None:
         if self._flags.on_hang is None:
             return
         if self._command is not None and self._command.running:
-            self._screen.say("--on-hang of the hang before still runs: it is ended", style="note")
+            self._screen.tell(["--on-hang of the hang before still runs: it is ended"], style="note")
             self._command.stop()
         environment = {
             "DSV4_REPRO_RUN": str(run or ""),
@@ -211,13 +227,14 @@ class _Actions:
         thread.start()
 
     def _send(self, url: str, document: dict[str, Any]) -> None:
-        self._screen.say(f"webhook: {send_in_process(url, document, clock=self._clock, stop=self._stop)}")
+        told = send_in_process(url, document, clock=self._clock, stop=self._stop)
+        self._screen.tell([f"webhook: {told}"], indent=_INDENT)
 
     def tell(self) -> None:
         """Say what became of the command, once."""
         if self._command is not None and self._command is not self._told and not self._command.running:
             self._told = self._command
-            self._screen.say(f"--on-hang: {self._command.outcome}")
+            self._screen.tell([f"--on-hang: {self._command.outcome}"], indent=_INDENT)
 
     def finish(self, *, patient: bool) -> None:
         """``patient``: the command and the messages may come to their own end (within their deadlines)."""
@@ -270,9 +287,12 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
     if flags.pid is not None and flags.url is not None and (note := _together(flags.pid, flags.url, clock)):
         screen.note(printable(note))
     root = common.out if common.out is not None else Path("runs")
+    seconds = common.timeout if common.timeout is not None else ONCE_S if flags.once else None
+    screen.tell(first_lines(flags, root, seconds), indent=_INDENT)
     finder = _Finder(flags.pid, flags.url, flags.log, clock)
     actions = _Actions(flags, root, screen, clock)
-    loop = WatchLoop(finder, lambda target, emit: _observe(target, emit, clock), actions, _teller(screen, clock), clock=clock)
+    say = _teller(screen, clock)
+    loop = WatchLoop(finder, lambda target, emit: _observe(target, emit, clock, flags.canary_s), actions, say, clock=clock)
     exporter = Exporter(address, lambda: loop.state) if address is not None else None
     patient = False
     with _terminable() as asked:
@@ -281,16 +301,26 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
             if exporter is not None:
                 exporter.start()
                 host, port = exporter.address
-                screen.say(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics and /livez")
+                screen.tell([f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics and /livez"])
                 if exporter.open_to_others:
-                    screen.say("other machines may read these, without a password; not so: --listen 127.0.0.1:PORT", style="note")
+                    screen.tell(
+                        ["other machines may read these, without a password; not so: --listen 127.0.0.1:PORT"],
+                        style="note", indent=_INDENT,
+                    )  # fmt: skip
             decided = _Decided(loop, clock) if flags.once else None
 
+            absent = ""
+
             def over() -> bool:
+                nonlocal absent
                 actions.tell()
+                if finder.why != absent and loop.target is None:
+                    # A watch that waits for its server says so, once for each reason.
+                    absent = finder.why
+                    say(f"no server: {absent}; looked for every {FIND_S:g} s" if absent else "", style="note")
                 return asked.is_set() or (decided is not None and decided())
 
-            loop.run(until=over, seconds=common.timeout if common.timeout is not None else ONCE_S if flags.once else None)
+            loop.run(until=over, seconds=seconds)
             patient = flags.once
         finally:
             actions.finish(patient=patient)
@@ -301,7 +331,7 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
 
 def _teller(screen: Screen, clock: Clock) -> Callable[..., None]:
     def say(*lines: str, style: str = "") -> None:
-        screen.say(*(printable(f"{utc_stamp(clock)} {line}") for line in lines if line), style=style)
+        screen.tell((f"{utc_stamp(clock)} {line}" for line in lines if line), style=style, indent=_INDENT)
 
     return say
 
@@ -330,9 +360,12 @@ class _Decided:
 def _end(flags: WatchFlags, loop: WatchLoop, finder: _Finder, actions: _Actions, screen: Screen) -> int:
     state = loop.state
     status = _STATUS.get(state.state, 5) if flags.once else 0
-    if flags.once and state.state not in _STATUS:
-        why = finder.why if state.state == "no server" else state.reason
-        screen.say(f"not decided: {state.state}{': ' + why if why else ''}", style="note")
+    style = {0: "good", 3: "bad", 4: "bad"}.get(status, "note") if flags.once else "note"
+    said = end_lines(
+        state, loop.assessment, finder.last, once=flags.once, why=finder.why, help_text=finder.help_text
+    )  # fmt: skip
+    screen.tell(said[:1], style=style, indent=_INDENT)
+    screen.tell(said[1:], indent=_INDENT)
     if actions.last is not None:
         where = {"run": str(actions.last.run)} if actions.last.run is not None else {}
         screen.document({**_document_of(actions.last), **where, "exit_status": status})

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...clock import SYSTEM, Clock
 from ...errors import ReproError
 from ...forensics.collect.nvml import Nvml
+from .canary import Canary, CanaryAnswer, CanarySays
 from .card_signals import CardReader
 from .process_stat import world_size
 from .rank_signals import RingReader
 from .records import Assessment, Blind, LoadSample, ServerTarget, Snapshot
 from .server_watchdog import ServerWatchdog
-from .signals import Canary, LogReader, MetricsReader, ProcessReader
+from .signals import LogReader, MetricsReader, ProcessReader
 from .watch_limits import WatchLimits
 
 if TYPE_CHECKING:  # what the other grounds need would stay in a watch of weeks
@@ -145,7 +146,7 @@ class Observer:
         limits: WatchLimits | None = None,
         periods: Periods | None = None,
         exit_status: Callable[[], int | None] | None = None,
-        ask: Callable[[float], bool] | None = None,
+        ask: Callable[[float], CanaryAnswer] | None = None,
         canary_s: float = 30.0,
         on_change: Callable[[Snapshot, Assessment], None] | None = None,
         cards: bool = True,
@@ -274,7 +275,7 @@ class Observer:
             blind.append(
                 Blind("NVML mapping", "which cards the server computes on is not known: all that are visible are looked at")
             )
-        waited = self._canary.ages() if self._canary is not None else (None, None)
+        canary = self._canary.says() if self._canary is not None else CanarySays()
         load: LoadSample | None = None
         ours = self.load
         if ours is not None:
@@ -290,9 +291,10 @@ class Observer:
             devices=values.get("NVML") or (),
             processes=values.get("processes") or (),
             load=load,
-            canary_age_s=waited[0],
+            canary_age_s=canary.age_s,
             blind=tuple(blind),
-            canary_waiting_s=waited[1],
+            canary_waiting_s=canary.waiting_s,
+            canary_error=canary.error,
             remote_ranks=self._remote,
         )
 

@@ -212,7 +212,8 @@ class LoadSample:
 class Snapshot:
     """Everything that one look saw. A source that is None was not looked at; ``blind`` says why where that matters.
 
-    ``canary_age_s``: since a canary completion was last answered; ``canary_waiting_s``: how long the open one has waited.
+    ``canary_age_s``: since a canary completion was last answered; ``canary_waiting_s``: how long the open one has waited;
+    ``canary_error``: why the newest could not be asked, which says nothing of the engine.
     ``remote_ranks``: ranks of this server on other machines, as far as its own command line tells."""
 
     at: float
@@ -225,6 +226,7 @@ class Snapshot:
     canary_age_s: float | None = None
     blind: tuple[Blind, ...] = ()
     canary_waiting_s: float | None = None
+    canary_error: str = ""
     remote_ranks: int = 0
 
 

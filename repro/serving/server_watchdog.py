@@ -117,7 +117,9 @@ class ServerWatchdog:
         host = self._host.says(movement.now, snapshot)
         reasons = [self._restart] if self._restart else []
         reasons.append(
-            f"starting: {log.phase}" if log is not None and log.phase else "not ready yet: /health does not answer with 200"
+            f"by its log it is in the phase: {log.phase}"
+            if log is not None and log.phase
+            else "not ready yet: /health does not answer with 200"
         )
         if host:
             self._start_moved = movement.now
@@ -208,7 +210,7 @@ class ServerWatchdog:
         if signs.signals:
             if still_s >= 1.0:
                 reasons.append(f"{by} have stood for {still_s:.1f} s")
-            reasons += signs.signals
+            reasons += [*signs.signals, *filter(None, [_canary_waits(snapshot)])]
             self._moves.clear()
             return self._say(snapshot, "hung", reasons, signs, live)
         if self.state == "hung":
@@ -234,11 +236,14 @@ class ServerWatchdog:
         """Why it may be called neither healthy nor hung: nothing tells whether it moves, or cards stand while it says idle."""
         movement, limits = self._movement, self.limits
         stats = movement.stats
+        waiting = snapshot.canary_waiting_s or 0.0
         told = (
             (snapshot.engine is not None and not snapshot.engine.error)
             or any(not one.error for one in snapshot.progress)
             or (snapshot.load is not None and snapshot.load.open > 0)
             or (stats is not None and movement.now - stats.moved < 15.0)
+            # What the newest one told holds until the next is overdue: they come seconds to minutes apart.
+            or (snapshot.canary_age_s is not None and not snapshot.canary_error and waiting < limits.unknown_s)
         )
         if told:
             self._told = movement.now
@@ -247,6 +252,7 @@ class ServerWatchdog:
         silent = movement.now - self._told
         if silent >= limits.unknown_s:
             said = f"nothing has told for {silent:.0f} s whether it moves: no counter, no recorder, no stats line"
+            said += f"; {_canary_waits(snapshot)}" if _canary_waits(snapshot) else ""
             return f"{said}; {stands}" if stands else said
         if stands and not demand and not works and spin >= limits.unknown_s:
             return f"it says that it has no request in hand, and {stands}"
@@ -304,7 +310,8 @@ class ServerWatchdog:
         if working and still_s < limits.working_s and not signs.signals:
             words = "; ".join(device_words(track.newest) for track in working if track.newest)
             return self._say(snapshot, "healthy", [*reasons, said, f"the cards work ({words})"], signs, live)
-        return self._say(snapshot, "suspect", [*reasons, said, *self._no_sign(signs)], signs, live)
+        waits = _canary_waits(snapshot)
+        return self._say(snapshot, "suspect", [*reasons, said, *([waits] if waits else []), *self._no_sign(signs)], signs, live)
 
     def _no_sign(self, signs: Signs) -> list[str]:
         """Why it is not called hung."""
@@ -365,7 +372,9 @@ class ServerWatchdog:
             blind.append(Blind("stats line", f"none for {log.stats_age_s:.0f} s: the logger stands with the engine"))
         if not snapshot.processes:
             blind.append(Blind("processes", "none of the server is seen here: an end would only show at /health"))
-        if snapshot.canary_age_s is None and snapshot.canary_waiting_s is None:
+        if snapshot.canary_error:
+            blind.append(Blind("canary", f"could not be asked, which says nothing of the engine: {snapshot.canary_error}"))
+        elif snapshot.canary_age_s is None and snapshot.canary_waiting_s is None:
             blind.append(Blind("canary", "no completion of our own is sent"))
 
     # -- the answer --------------------------------------------------------------------------------------------------------------
@@ -395,3 +404,9 @@ class ServerWatchdog:
             blind=tuple(seen.values()),
             live_requests=live,
         )
+
+
+def _canary_waits(snapshot: Snapshot) -> str:
+    """Of a completion of our own that has no answer yet: in words, beside what stands still; "" where none waits for long."""
+    waiting = snapshot.canary_waiting_s
+    return f"the completion that was sent to try it (--canary) has waited for {waiting:.0f} s" if waiting and waiting > 1.0 else ""

@@ -1,15 +1,13 @@
-"""The readers of a server's own windows, each one look at a time: HTTP figures, log, processes, a canary completion.
+"""The readers of a server's own windows, each one look at a time: HTTP figures, log, processes.
 
 Each returns a record of ``records`` and has a bound in time or is read from a thread of its own (``observer``); none changes the
-server, but for the canary, which is one more request and is off unless asked for. Rings and cards: ``rank_signals`` and
-``card_signals``.
+server. Rings and cards: ``rank_signals`` and ``card_signals``; a request of our own, where one is asked for: ``canary``.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from ...forensics.evidence.engine_log import EVENTS
 from .process_stat import read_stat
 from .records import EngineCounters, EngineSample, LogSample, ProcessSample, ServerTarget
 
-__all__ = ["Canary", "LogReader", "MetricsReader", "ProcessReader", "engine_sample"]
+__all__ = ["LogReader", "MetricsReader", "ProcessReader", "engine_sample"]
 
 #: Programs that compile, as the kernel names them.
 _COMPILERS = frozenset(
@@ -302,50 +300,3 @@ class ProcessReader:
             if pid <= 1:
                 return False
         return False
-
-
-class Canary:
-    """Sends a small completion every ``period_s`` seconds from a thread of its own.
-
-    ``ask(timeout_s)`` sends one and says whether it was answered; it may wait as long as it likes.
-    """
-
-    def __init__(
-        self, ask: Callable[[float], bool], *, period_s: float = 30.0, timeout_s: float = 600.0, clock: Clock = SYSTEM
-    ) -> None:
-        self._ask, self._period_s, self._timeout_s, self._clock = ask, period_s, timeout_s, clock
-        self._lock = threading.Lock()
-        self._answered: float | None = None
-        self._sent: float | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dsv4-repro-canary", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """No more of them; the open one is not waited for."""
-        self._stop.set()
-
-    def ages(self) -> tuple[float | None, float | None]:
-        """(since the last answer, how long the open one has waited)."""
-        now = self._clock.monotonic()
-        with self._lock:
-            return (
-                None if self._answered is None else now - self._answered,
-                None if self._sent is None else now - self._sent,
-            )
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            with self._lock:
-                self._sent = self._clock.monotonic()
-            try:
-                answered = self._ask(self._timeout_s)
-            except Exception:  # whatever a client raises: no answer
-                answered = False
-            with self._lock:
-                self._sent = None
-                if answered:
-                    self._answered = self._clock.monotonic()
-            self._stop.wait(self._period_s)

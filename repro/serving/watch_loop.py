@@ -200,6 +200,9 @@ class WatchLoop:
         if self._had_server and not same:
             self._set(restarts=self.state.restarts + 1)
         self._say(f"{'found again' if self._had_server else 'watching'}: {where}, {len(target.ranks)} worker(s)")
+        for item in target.unread:
+            if item.what == "the server":
+                self._say(f"{item.why} {item.remedy}".strip(), style="note")
         self._had_server = True
 
     def _leave(self, *, count_restart: bool) -> None:

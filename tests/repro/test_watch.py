@@ -192,7 +192,8 @@ class _Watch:
         )  # fmt: skip
 
     def text(self) -> str:
-        return self.log.read_text(errors="replace")
+        """What it said, however its lines are broken."""
+        return " ".join(self.log.read_text(errors="replace").split())
 
     def wait_for(self, words: str, seconds: float = 30.0) -> None:
         until = time.monotonic() + seconds

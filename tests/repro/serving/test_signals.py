@@ -1,11 +1,10 @@
-"""The readers of a server's windows: log, processes, rings, cards, canary; with files and a faked NVML, no server."""
+"""The readers of a server's windows: log, processes, rings, cards; with files and a faked NVML, no server."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from dsv4_repro.clock import SYSTEM, FakeClock
+from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import EvidenceError
 from dsv4_repro.forensics.collect.nvml import Nvml
 from dsv4_repro.repro.serving.card_signals import BusyLevel, CardReader
 from dsv4_repro.repro.serving.process_stat import read_stat, start_ticks, world_size
 from dsv4_repro.repro.serving.rank_signals import RingReader
 from dsv4_repro.repro.serving.records import Rank, ServerTarget
-from dsv4_repro.repro.serving.signals import Canary, LogReader, ProcessReader
+from dsv4_repro.repro.serving.signals import LogReader, ProcessReader
 
 AGENT = Path(__file__).resolve().parents[3] / "repro" / "agent" / "src"
 STATS = (
@@ -407,30 +406,3 @@ def test_the_busy_level_is_high_and_not_the_highest() -> None:
     for number in range(100):
         level.learn(100.0 + number)
     assert level.watts == 189.0
-
-
-# -- canary -------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_canary_that_is_answered_and_one_that_waits() -> None:
-    gate = threading.Event()
-    calls = []
-
-    def ask(timeout_s: float) -> bool:
-        calls.append(timeout_s)
-        if len(calls) > 1:
-            gate.wait(10)
-        return True
-
-    canary = Canary(ask, period_s=0.01, clock=SYSTEM)
-    canary.start()
-    end = time.monotonic() + 5
-    while len(calls) < 2 and time.monotonic() < end:
-        time.sleep(0.01)
-    time.sleep(0.05)
-    answered, waiting = canary.ages()
-    assert answered is not None
-    assert waiting is not None
-    assert waiting > 0.0
-    canary.stop()
-    gate.set()
