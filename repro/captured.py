@@ -1,24 +1,44 @@
-"""From what several collectors saw to one device state: the richest view, with the memory words and the gaps of all."""
+"""What several collectors saw: kept in a run's directory, and as one device state with the memory words and the gaps of all."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..forensics.device_state import DeviceState, GridState, Unread
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE
 from .ground import CaptureOutcome
+from .runstore import RunStore
 
 __all__ = [
     "all_unread",
     "counter_of_row_states",
+    "keep_captures",
     "merge_states",
     "only_counter",
     "richness",
     "standing_counter",
     "standing_counters",
 ]
+
+
+def keep_captures(store: RunStore, place: Path, captures: Sequence[CaptureOutcome]) -> None:
+    """Index the artefacts of a capture and the rest of its folder ``place``, and say in the timeline what each collector saw."""
+    for capture in captures:
+        for artefact in capture.artefacts:
+            store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
+        store.emit(
+            "capture",
+            collector=capture.collector,
+            disturbance=capture.disturbance,
+            seconds=round(capture.seconds, 4),
+            saw_device=capture.state is not None,
+            facts=dict(capture.facts),
+            unread=[{"what": item.what, "why": item.why, "remedy": item.remedy} for item in capture.unread],
+        )
+    store.add_rest(place)
 
 
 def _grid_richness(grid: GridState) -> int:

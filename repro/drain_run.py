@@ -21,7 +21,8 @@ from .interpreted_device import machine_words
 from .leftovers import mark_run
 from .narrate import first_lines, last_lines, progress_line, with_article
 from .report_files import fixes_of, reports_of, write_reports
-from .run import RunResult, run_workload
+from .run import run_workload
+from .run_findings import RunResult
 from .run_records import KernelRecord, RunRecord
 from .runstore import RunStore
 from .step_summary_file import append_step_summary

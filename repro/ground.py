@@ -8,19 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from ..clock import Deadline
 from ..forensics.device_state import DeviceState, Unread
+from ..forensics.records import Diagnosis, Evidence
 from ..kernels.image import KernelImage
 from ..kernels.plan import LaunchPlan
 from ..scenarios.drain import DecodeStep, DrainPlan
 
 __all__ = [
     "Artefact",
+    "Bounded",
     "CaptureOutcome",
     "CloseOutcome",
     "Ground",
     "GroundRequest",
+    "JudgesItself",
+    "ReadsRowStates",
     "Ready",
     "StepOutcome",
     "UnwedgeOutcome",
@@ -132,3 +137,28 @@ class Ground(Protocol):
     def unwedge(self, address: int, value: int) -> UnwedgeOutcome: ...
 
     def close(self) -> CloseOutcome: ...
+
+
+@runtime_checkable
+class ReadsRowStates(Protocol):
+    """A ground that can read the row states at once and without disturbance: asked at every hang that is only counted."""
+
+    def row_states(self) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A ground that can end a step by itself: it is told when the run has to be over."""
+
+    def bound(self, deadline: Deadline) -> None: ...
+
+
+@runtime_checkable
+class JudgesItself(Protocol):
+    """A ground whose evidence is more than one device's state (a server): it judges its own ends, clean ones with their window."""
+
+    def judge(
+        self, captures: Sequence[CaptureOutcome], step: DecodeStep, outcome: StepOutcome, *, evidence: Sequence[Evidence]
+    ) -> Diagnosis: ...
+
+    def judge_clean(self) -> tuple[Diagnosis, bool]: ...

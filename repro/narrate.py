@@ -13,7 +13,7 @@ from ..kernels.plan import LaunchPlan
 from ..reports.document import equation, output_words, rank_rows, verdict_words
 from ..scenarios.drain import DecodeStep, DrainPlan, schedule_line
 from .console import printable, wrap
-from .run import RunResult
+from .run_findings import RunResult
 
 __all__ = [
     "autopsy_lines",

@@ -10,20 +10,28 @@ elsewhere is captured in full too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import ReproError, RunStoreError
 from ..forensics.device_state import DeviceState, Unread
-from ..forensics.records import Diagnosis, Evidence, Outcome
+from ..forensics.records import Diagnosis, Evidence
 from ..kernels.abi import RELEASE_COUNT
 from ..scenarios.drain import DecodeStep
-from .bounds import bounds_of
-from .captured import all_unread, counter_of_row_states, merge_states, only_counter, standing_counter
-from .ground import CaptureOutcome, CloseOutcome, Ground, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
-from .run_records import TrialCounts
+from .captured import all_unread, counter_of_row_states, keep_captures, merge_states, only_counter, standing_counter
+from .ground import (
+    Bounded,
+    CaptureOutcome,
+    Ground,
+    GroundRequest,
+    JudgesItself,
+    ReadsRowStates,
+    StepOutcome,
+    UnwedgeOutcome,
+)
+from .run_findings import Findings, RunResult
 from .runstore import RunStore
 from .verdicts import (
     clean_diagnosis,
@@ -32,14 +40,11 @@ from .verdicts import (
     livelock,
     stopped_diagnosis,
     stuck_counter,
-    unfinished_diagnosis,
-    unread_at_start,
     unreadable_hang,
-    unwedge_document,
     window_of,
 )
 
-__all__ = ["Diagnose", "RunResult", "RunSettings", "Watcher", "run_workload"]
+__all__ = ["Diagnose", "RunSettings", "Watcher", "run_workload"]
 
 #: Different hangs of one run that are captured in full; further ones are counted.
 _FULL_CAPTURES = 3
@@ -51,31 +56,6 @@ class Diagnose(Protocol):
     def __call__(
         self, state: DeviceState, *, step: DecodeStep, evidence: Sequence[Evidence], unwedge: UnwedgeOutcome | None
     ) -> Diagnosis: ...
-
-
-@runtime_checkable
-class ReadsRowStates(Protocol):
-    """A ground that can read the row states at once and without disturbance: asked at every hang that is only counted."""
-
-    def row_states(self) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class Bounded(Protocol):
-    """A ground that can end a step by itself: it is told when the run has to be over."""
-
-    def bound(self, deadline: Deadline) -> None: ...
-
-
-@runtime_checkable
-class JudgesItself(Protocol):
-    """A ground whose evidence is more than one device's state (a server): it judges its own ends, clean ones with their window."""
-
-    def judge(
-        self, captures: Sequence[CaptureOutcome], step: DecodeStep, outcome: StepOutcome, *, evidence: Sequence[Evidence]
-    ) -> Diagnosis: ...
-
-    def judge_clean(self) -> tuple[Diagnosis, bool]: ...
 
 
 class Watcher(Protocol):
@@ -103,29 +83,6 @@ class RunSettings:
 
 
 @dataclass(slots=True)
-class RunResult:
-    """How the run ended. ``diagnosis`` is that of the first hang, else of the first other failure, else of the clean run."""
-
-    outcome: Outcome
-    diagnosis: Diagnosis
-    counts: TrialCounts
-    ready: Ready | None = None
-    unwedge: UnwedgeOutcome | None = None
-    closed: CloseOutcome | None = None
-    evidence: tuple[Evidence, ...] = ()
-    timing: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Tally:
-    hang: int = 0
-    clean: int = 0
-    no_window: int = 0
-    other: int = 0
-    unfinished: int = 0
-
-
-@dataclass(slots=True)
 class _Run:
     """One run in progress."""
 
@@ -136,18 +93,9 @@ class _Run:
     diagnose: Diagnose
     clock: Clock
     watch: Watcher
-    tally: _Tally = field(default_factory=_Tally)
+    found: Findings = field(default_factory=Findings)
     ground: Ground | None = None
-    result_hang: Diagnosis | None = None
-    result_other: Diagnosis | None = None
-    result_clean: Diagnosis | None = None
-    result_stopped: Diagnosis | None = None
-    ready: Ready | None = None
-    unwedge: UnwedgeOutcome | None = None
-    closed: CloseOutcome | None = None
-    timing: dict[str, float] = field(default_factory=dict)
     captured_steps: set[int] = field(default_factory=set)
-    cut_short: tuple[Unread, ...] = ()
     hanging: tuple[Ground, DecodeStep, StepOutcome] | None = None
 
     # -- the ground's life ---------------------------------------------------------------------------------------------------------
@@ -158,16 +106,16 @@ class _Run:
             self.watch.waiting(f"setting up the {ground.name} ground")
             self.store.emit("open", ground=ground.name)
             self.ground = ground  # before open: a half-opened ground is closed too
-            self.ready = ground.open(self.request, self.store.emit)
-            self.store.emit("ready", description=self.ready.description, environment=dict(self.ready.environment))
+            self.found.ready = ground.open(self.request, self.store.emit)
+            self.store.emit("ready", description=self.found.ready.description, environment=dict(self.found.ready.environment))
         return self.ground
 
     def close(self) -> None:
         ground, self.ground = self.ground, None
         if ground is not None:
             self.watch.waiting("ending the workload")
-            self.closed = ground.close()
-            self.store.emit("close", how=self.closed.how, device_idle=self.closed.device_idle, detail=self.closed.detail)
+            closed = self.found.closed = ground.close()
+            self.store.emit("close", how=closed.how, device_idle=closed.device_idle, detail=closed.detail)
 
     # -- one trial -----------------------------------------------------------------------------------------------------------------
 
@@ -178,7 +126,7 @@ class _Run:
         reached: DecodeStep | None = None
         for step in self.request.steps:
             if deadline.expired:
-                self.tally.unfinished += 1
+                self.found.tally.unfinished += 1
                 self.store.emit("deadline", trial=number, step=step.index)
                 return
             self.watch.step(number, step)
@@ -194,16 +142,16 @@ class _Run:
                 reached = step
         if isinstance(ground, JudgesItself):
             diagnosis, learnt = ground.judge_clean()
-            self.tally.clean += learnt
-            self.tally.no_window += not learnt
-            self.result_clean = self.result_clean or diagnosis
+            self.found.tally.clean += learnt
+            self.found.tally.no_window += not learnt
+            self.found.clean = self.found.clean or diagnosis
             return
         if reached is None:
-            self.tally.no_window += 1
+            self.found.tally.no_window += 1
         else:
-            self.tally.clean += 1
-        if self.result_clean is None:
-            self.result_clean = clean_diagnosis(
+            self.found.tally.clean += 1
+        if self.found.clean is None:
+            self.found.clean = clean_diagnosis(
                 ground.name,
                 reached=reached is not None,
                 window=reached,
@@ -228,36 +176,35 @@ class _Run:
 
     def _failed(self, ground: Ground, step: DecodeStep, outcome: StepOutcome, *, reached: bool) -> None:
         if isinstance(ground, JudgesItself):
-            name = f"stopped-{self.tally.other + self.tally.unfinished + 1}"
-            captures = self._capture(ground, name, allow_dump=False, attach=False)
+            captures = self._capture(ground, self.found.tally.next_stop, allow_dump=False, attach=False)
             diagnosis = ground.judge(captures, step, outcome, evidence=self.evidence())
             if outcome.state == "unfinished":
-                self.tally.unfinished += 1
-                self.result_stopped = self.result_stopped or diagnosis
+                self.found.tally.unfinished += 1
+                self.found.stopped = self.found.stopped or diagnosis
             else:
-                self.tally.other += 1
-                self.result_other = self.result_other or diagnosis
+                self.found.tally.other += 1
+                self.found.other = self.found.other or diagnosis
             self.close()
             return
         if outcome.state in ("fault", "unfinished") and not self.settings.dump_ends_context:
             # The context is still there: where everybody stood is worth a file.
-            self._capture(ground, f"stopped-{self.tally.other + self.tally.unfinished + 1}", allow_dump=False, attach=False)
+            self._capture(ground, self.found.tally.next_stop, allow_dump=False, attach=False)
         if outcome.state == "unfinished":
-            self.tally.unfinished += 1
-            if self.result_stopped is None:
-                self.result_stopped = stopped_diagnosis(ground.name, outcome, step, reached=reached)
+            self.found.tally.unfinished += 1
+            if self.found.stopped is None:
+                self.found.stopped = stopped_diagnosis(ground.name, outcome, step, reached=reached)
             self.close()
             return
-        self.tally.other += 1
-        if self.result_other is None:
-            self.result_other = failed_diagnosis(ground.name, outcome, step, reached=reached)
+        self.found.tally.other += 1
+        if self.found.other is None:
+            self.found.other = failed_diagnosis(ground.name, outcome, step, reached=reached)
         if outcome.state != "wrong":
             self.close()  # the process or the context is gone; the next trial gets a new one
 
     # -- a hang --------------------------------------------------------------------------------------------------------------------
 
     def _hung(self, ground: Ground, step: DecodeStep, outcome: StepOutcome) -> None:
-        self.tally.hang += 1
+        self.found.tally.hang += 1
         self.hanging = (ground, step, outcome)
         if step.index in self.captured_steps or len(self.captured_steps) >= _FULL_CAPTURES:
             self._release(ground, step)
@@ -281,13 +228,13 @@ class _Run:
                 captures = self._rest_after(ground, name, step, experiment, captures)
         diagnosis = self._judge(ground, step, outcome, captures, experiment)
         if first:
-            self.timing = {
+            self.found.timing = {
                 # A server's step is a live count and begins before the launch that hangs: its last movement is nearer.
                 "launch_to_hung_s": round(float(outcome.detail.get("stood_still_s", outcome.milliseconds / 1e3)), 4),
                 "hung_to_diagnosis_s": round(self.clock.monotonic() - started, 4),
             }
-        if self.result_hang is None:
-            self.result_hang, self.unwedge = diagnosis, experiment
+        if self.found.hang is None:
+            self.found.hang, self.found.unwedge = diagnosis, experiment
         self.hanging = None
         self.store.emit("verdict", **{"class": diagnosis.verdict.class_, "cause": diagnosis.verdict.cause, "step": step.index})
         if self.settings.dump_ends_context or experiment is None or not experiment.retired:
@@ -298,19 +245,7 @@ class _Run:
         self.watch.waiting("capturing: " + ", ".join(what))
         place = self.store.evidence_subfolder(folder)
         captures = list(ground.capture(place, self.store.emit, allow_dump=allow_dump, attach=attach))
-        for capture in captures:
-            for artefact in capture.artefacts:
-                self.store.add_evidence(artefact.kind, artefact.path, artefact.origin, collector=capture.collector)
-            self.store.emit(
-                "capture",
-                collector=capture.collector,
-                disturbance=capture.disturbance,
-                seconds=round(capture.seconds, 4),
-                saw_device=capture.state is not None,
-                facts=dict(capture.facts),
-                unread=[{"what": item.what, "why": item.why, "remedy": item.remedy} for item in capture.unread],
-            )
-        self.store.add_rest(place)
+        keep_captures(self.store, place, captures)
         return captures
 
     def _judge(
@@ -379,8 +314,8 @@ class _Run:
 
     def hung_without_evidence(self, error: RunStoreError) -> Diagnosis | None:
         """A hang whose evidence could not be written (a full disk): that it hung is known, and is worth more than its files."""
-        if self.hanging is None or self.result_hang is not None:
-            return self.result_hang
+        if self.hanging is None or self.found.hang is not None:
+            return self.found.hang
         ground, step, outcome = self.hanging
         gap = Unread("evidence", str(error)[:500], error.help_text)
         if isinstance(ground, JudgesItself):
@@ -397,42 +332,8 @@ class _Run:
             for entry in self.store.evidence
         )
 
-    def result(self, why_unfinished: str = "") -> RunResult:
-        tally = self.tally
-        windows = tally.hang + tally.clean
-        counts = TrialCounts(
-            asked=self.settings.trials,
-            hang=tally.hang,
-            clean=tally.clean,
-            no_window=tally.no_window,
-            other=tally.other,
-            unfinished=tally.unfinished,
-            bounds=bounds_of(tally.hang, windows) if self.settings.trials > 1 else (),
-        )
-        name = self.request_ground()
-        diagnosis = self.result_hang or self.result_other or (self.result_stopped if tally.unfinished else self.result_clean)
-        if diagnosis is None:
-            diagnosis = unfinished_diagnosis(name, why_unfinished or "the run's own deadline came before an answer: --timeout")
-        extra: dict[str, Any] = {"trials": counts.model_dump(mode="json")}
-        if self.unwedge is not None:
-            extra["unwedge"] = unwedge_document(self.unwedge)
-        if self.timing:
-            extra["timing"] = self.timing
-        evidence = self.evidence()
-        extra["evidence"] = [item.model_dump(mode="json") for item in evidence] if evidence else diagnosis.document()["evidence"]
-        return RunResult(
-            outcome=diagnosis.outcome,
-            diagnosis=completed(diagnosis, unread=(*unread_at_start(self.ready), *self.cut_short), **extra),
-            counts=counts,
-            ready=self.ready,
-            unwedge=self.unwedge,
-            closed=self.closed,
-            evidence=evidence,
-            timing=self.timing,
-        )
-
-    def request_ground(self) -> Any:
-        return self.request.options.get("ground", "gpu")
+    def result(self) -> RunResult:
+        return self.found.result(self.request.options.get("ground", "gpu"), self.settings.trials, self.evidence())
 
 
 def run_workload(
@@ -457,19 +358,19 @@ def run_workload(
     try:
         for number in range(1, settings.trials + 1):
             if deadline.expired:
-                run.tally.unfinished += settings.trials - number + 1
+                run.found.tally.unfinished += settings.trials - number + 1
                 break
             run.trial(number, deadline)
     except BaseException as error:
         found = run.hung_without_evidence(error) if isinstance(error, RunStoreError) else None
         _close_after(run, error)
         if found is not None:
-            run.result_hang = found
-        elif isinstance(error, ReproError) and number > 1 and (run.result_hang or run.result_other) is not None:
+            run.found.hang = found
+        elif isinstance(error, ReproError) and number > 1 and (run.found.hang or run.found.other) is not None:
             # What earlier trials found is an answer; that no further one could be had is part of it.
-            run.tally.unfinished += settings.trials - number + 1
+            run.found.tally.unfinished += settings.trials - number + 1
             left = f"trial {number}" if number == settings.trials else f"trials {number} to {settings.trials}"
-            run.cut_short = (Unread(left, f"{type(error).__name__}: {error}"[:1000], error.help_text),)
+            run.found.cut_short = (Unread(left, f"{type(error).__name__}: {error}"[:1000], error.help_text),)
         else:
             raise
         return run.result()

@@ -13,7 +13,8 @@ from dsv4_repro.errors import NoDeviceError, RunStoreError
 from dsv4_repro.forensics.device_state import Unread
 from dsv4_repro.kernels.abi import RELEASE_COUNT
 from dsv4_repro.repro.ground import GroundRequest
-from dsv4_repro.repro.run import RunResult, RunSettings, run_workload
+from dsv4_repro.repro.run import RunSettings, run_workload
+from dsv4_repro.repro.run_findings import RunResult
 from dsv4_repro.repro.runstore import RunStore
 from dsv4_repro.scenarios.drain import DecodeStep
 
