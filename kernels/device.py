@@ -12,12 +12,12 @@ several threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import DeadlineError, OurFaultError, PlanError, UnavailableError
 from .abi import ARRIVAL_COUNTER_OFFSET, PARAMS_SIZE, ROW_STATE_SIZE, THREADS_PER_CTA, WORKSPACE_BYTES, TopKParams
+from .captured_size import ROTATION, CapturedSize, PendingStep, describe_capture, wrong_rows
 from .device_records import ReleaseResult, Setup, StepResult, counters_of
 from .driver import CudaCallError, DeviceInfo, Driver, Handle
 from .plan import LaunchPlan
@@ -25,10 +25,8 @@ from .plan import LaunchPlan
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CapturedSize", "DeviceWorkload"]
+__all__ = ["DeviceWorkload"]
 
-#: Distinct logits arrays per size: layer l of step i reads array (i + l) % ROTATION.
-ROTATION = 3
 #: Device memory that a workload may take, as a share of what is free.
 _MEMORY_SHARE = 0.8
 #: Output words before a replay: no kernel writes this, so a row that nobody wrote is seen.
@@ -39,32 +37,6 @@ _OTHER_GROUPS_AFTER_S = 0.1
 _REWRITE_EVERY_S = 0.001
 #: After a layer retired, the next one has been launched and hangs after so long, seconds.
 _NEXT_LAYER_AFTER_S = 0.0001
-
-
-@dataclass(slots=True)
-class CapturedSize:
-    """One captured size: its launch, device addresses and executable graph."""
-
-    plan: LaunchPlan
-    lengths: int
-    outputs: int
-    logits: list[int]
-    pool: list[int]
-    host_pool: list[np.ndarray[Any, Any]]
-    graph: Handle = None
-    executable: Handle = None
-    #: Parameters as they stand in the captured graph, by layer (told apart by the output's address).
-    frozen: dict[int, bytes] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Pending:
-    index: int
-    size: CapturedSize
-    lengths: list[int]
-    check: list[int]
-    live_rows: int
-    began: float
 
 
 class DeviceWorkload:
@@ -84,7 +56,7 @@ class DeviceWorkload:
         self._clock = clock
         self._note = note
         self._sizes: dict[int, CapturedSize] = {}
-        self._pending: _Pending | None = None
+        self._pending: PendingStep | None = None
         self.info: DeviceInfo | None = None
 
     # -- set-up --------------------------------------------------------------------------------------------------------------
@@ -204,37 +176,9 @@ class DeviceWorkload:
 
     def _describe(self, size: CapturedSize) -> dict[str, Any]:
         """What was really captured, beside what was planned: grids and frozen parameters read back from the graph."""
-        plan = size.plan
-        nodes = [
-            node for node in self._driver.kernel_nodes(size.graph, PARAMS_SIZE) if "topk" in node.function or not node.function
-        ]
-        differences: list[str] = []
-        launched: list[dict[str, Any]] = []
-        for node in nodes:
-            seen: dict[str, Any] = {"grid": list(node.grid), "block": list(node.block), "dynamic_smem": node.dynamic_smem}
-            if node.grid != (plan.grid, 1, 1) or node.block[0] != THREADS_PER_CTA or node.dynamic_smem != plan.dynamic_smem:
-                differences.append(
-                    f"launched grid {node.grid}, block {node.block}, {node.dynamic_smem} B; "
-                    f"planned ({plan.grid}, 1, 1), ({THREADS_PER_CTA}, 1, 1), {plan.dynamic_smem} B"
-                )
-            if len(node.params) >= PARAMS_SIZE:
-                actual = TopKParams.unpack(node.params)
-                layer, rest = divmod(actual.output - size.outputs, 4 * plan.rows * plan.top_k)
-                if rest == 0 and 0 <= layer < self._setup.layers:
-                    size.frozen[layer] = node.params
-                for name in ("num_rows", "stride", "top_k", "chunk_size", "ctas_per_group", "max_seq_len"):
-                    planned = plan.rows if name == "num_rows" else getattr(plan, name)
-                    seen[name] = getattr(actual, name)
-                    if seen[name] != planned:
-                        differences.append(f"{name}: launched {seen[name]}, planned {planned}")
-            if seen not in launched:
-                launched.append(seen)
-        if len(nodes) != self._setup.layers:
-            differences.append(f"{len(nodes)} kernel nodes captured, {self._setup.layers} layers planned")
-        return {
-            "rows": plan.rows, "kernel_nodes": len(nodes), "launched": launched, "differences": sorted(set(differences)),
-            "row_states": self._workspace, "state_bytes": plan.state_bytes, "groups": plan.groups,
-        }  # fmt: skip
+        nodes = self._driver.kernel_nodes(size.graph, PARAMS_SIZE)
+        found = describe_capture(size, nodes, layers=self._setup.layers)
+        return {**found, "row_states": self._workspace, "state_bytes": size.plan.state_bytes, "groups": size.plan.groups}
 
     def _touch_side_stream(self) -> None:
         """Use every call that a hang will need once while nothing hangs, so that none is loaded or allocated then."""
@@ -295,7 +239,7 @@ class DeviceWorkload:
                 self._results.address + slot * layer_bytes, size.outputs + layer * layer_bytes, layer_bytes, self._stream
             )
         driver.record(self._copied, self._stream)
-        self._pending = _Pending(
+        self._pending = PendingStep(
             index, size, list(lengths), checked, rows if live_rows is None else live_rows, self._clock.monotonic()
         )
 
@@ -325,27 +269,8 @@ class DeviceWorkload:
         padding = tuple(item for item in found if item["row"] >= pending.live_rows)
         return StepResult(pending.index, "wrong" if wrong else "done", milliseconds, wrong, padding, checked)
 
-    def _check(self, pending: _Pending) -> tuple[list[dict[str, Any]], int]:
-        import numpy as np
-
-        from .reference import check_rows
-
-        plan = pending.size.plan
-        layer_words = plan.rows * plan.top_k
-        results = np.frombuffer(self._results.view, dtype=np.int32)
-        lengths = np.array(pending.lengths, dtype=np.int64)
-        # Candidates behind the longest row cannot be chosen by a right answer; leaving them out of the reference saves its time.
-        longest = max(int(np.clip(lengths, 0, plan.stride).max()), 1)
-        wrong: list[dict[str, Any]] = []
-        for slot, layer in enumerate(pending.check):
-            chosen = results[slot * layer_words : (slot + 1) * layer_words].reshape(plan.rows, plan.top_k)
-            logits = pending.size.host_pool[(pending.index + layer % len(pending.size.logits)) % ROTATION]
-            wrong.extend(
-                {"layer": layer, "row": verdict.row, "length": verdict.length, "why": verdict.text}
-                for verdict in check_rows(chosen, logits[:, :longest], lengths, plan.top_k)
-                if not verdict.ok
-            )
-        return wrong, len(pending.check) * plan.rows
+    def _check(self, pending: PendingStep) -> tuple[list[dict[str, Any]], int]:
+        return wrong_rows(pending, self._results.view)
 
     # -- while it hangs ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..errors import KernelNotFoundError, ToolMissingError
 from .abi import WORKSPACE_BYTES
-from .device import CapturedSize, DeviceWorkload
+from .captured_size import CapturedSize
+from .device import DeviceWorkload
 from .device_child import main as child_main
 from .device_records import Setup
 from .driver import Driver

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from ..clock import Deadline
 from ..errors import DeadlineError, PlanError
 from .abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
+from .captured_size import ROTATION, CapturedSize
 from .cooperative import CLUSTER, CooperativeParams
-from .device import ROTATION, CapturedSize, DeviceWorkload
+from .device import DeviceWorkload
 from .device_child import main as child_main
 from .device_records import Setup
 from .driver import Driver

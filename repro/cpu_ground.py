@@ -23,7 +23,7 @@ from ..forensics.corefile import open_core
 from ..forensics.corewriter import CoreOptions, write_core
 from ..forensics.device_state import DeviceState, Unread
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
-from ..kernels.device import ROTATION
+from ..kernels.captured_size import ROTATION
 from ..kernels.plan import LaunchPlan
 from ..kernels.reference import check_rows
 from ..kernels.sass.layout import RESERVED_SHARED
