@@ -208,7 +208,16 @@ class _Document:
         best = matched[0]
         if len(matched) > 1 and len(matched[1].seen) == len(best.seen):
             return None
-        return best.signature.name
+        # The full reader of a look counts groups and room, which the catalogue does not ask for: where they differ, none is named.
+        named = {
+            judged.verdict.signature
+            for facts in self.view.devices
+            for judged in (facts.diagnosis, facts.diagnosis_hung)
+            if judged is not None
+            and judged.verdict.signature is not None
+            and (judged.verdict.class_, judged.verdict.cause) == (self.result.class_, self.result.cause)
+        }
+        return best.signature.name if not named or best.signature.name in named else None
 
     def _match(self, match: Match) -> dict[str, Any]:
         signature = match.signature

@@ -287,13 +287,27 @@ def rule_device_judged(view: View) -> Iterator[Finding]:
         )
 
 
+def _most(view: View, facts: DeviceFacts, judged: KernelJudgement) -> int:
+    """How sure the lines of a look may be of a cause: by themselves no more than its full reader, where that names the same one. It
+    knows what they do not ask: how many blocks the device holds, and which of them nobody read; that is what blocks without room
+    rest on, so there it binds also where the server's own figures show that nothing moves.
+    """
+    full = facts.diagnosis_hung
+    if full is None or (full.verdict.class_, full.verdict.cause) != (judged.class_, judged.cause):
+        return STRONG
+    if judged.cause != "not-co-resident" and _stuck_for_certain(view, facts):
+        return STRONG
+    return _WORD_STRENGTH[full.verdict.confidence]
+
+
 def rule_device_barrier(view: View) -> Iterator[Finding]:
     """Spin barriers, barriers inside a block, and resident kernels of which no more is known, from whatever lines are there."""
     rule = "device-barrier"
     found = [item for item in resident_judgements(view) if item[2].class_ != "gpu-crossrank-spin"]
     for facts, kernel, judged in found:
         where = f"rank {facts.rank}: " if facts.rank is not None else f"pid {facts.pid}: " if facts.pid is not None else ""
-        yield supported(rule, judged.class_, judged.strength, where + judged.text, [kernel.ref, facts.ref], judged.cause)
+        strength = min(judged.strength, _most(view, facts, judged))
+        yield supported(rule, judged.class_, strength, where + judged.text, [kernel.ref, facts.ref], judged.cause)
     if not found and not any(facts.kernels for facts in view.devices):
         failures = [f for f in view.case.failures if "device" in f.what]
         yield unknown(

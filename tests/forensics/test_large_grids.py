@@ -235,6 +235,43 @@ def test_brief_reading_leaves_time_to_detach(look: Look) -> None:
     assert module.asked[-1] == "detach"
 
 
+# --- the transcript as a file ---------------------------------------------------------------------------------------------------
+
+FROZEN = "\n\n".join(
+    f'=== /metrics {look} ===\nvllm:num_requests_running{{engine="0",model_name="m"}} 2.0\n'
+    'vllm:generation_tokens_total{engine="0",model_name="m"} 812.0'
+    for look in (1, 2)
+)
+_SURE = {"low": 1, "medium": 2, "high": 3}
+
+
+def autopsied(text: str, place: Path, *more: str) -> Diagnosis:
+    place.write_text("\n\n".join([f"=== cuda-gdb -p 9021 ===\n{text}", *more]) if more else text)
+    return autopsy_paths([place]).diagnosis
+
+
+@pytest.mark.parametrize("more", [(), (FROZEN,)])
+def test_lines_are_no_surer_than_the_full_reader_of_them(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """232 members were not read: whoever reads the file knows it too, alone or beside a server that stands."""
+    found, full = autopsied(REAL, tmp_path / "look.txt", *more), judged(REAL)
+    assert verdict(found) == verdict(full) == ("gpu-spin-barrier", "not-co-resident", "medium")
+    # Two published cases have this cause: the catalogue must not name another one than the reader that counts groups.
+    assert found.verdict.signature in (None, full.verdict.signature)
+
+
+@pytest.mark.parametrize("value", [1, 132, 200, 263, 264, 265, 299])
+@pytest.mark.parametrize("read", ["all", "values", "memory"])
+def test_whatever_was_read_lines_are_no_surer_than_the_full_reader(tmp_path: Path, value: int, read: str) -> None:
+    text = with_counter(value)
+    if read == "values":
+        text = text.replace(COUNTER.replace("264", str(value)), "")
+    elif read == "memory":
+        text = re.sub(r"^R4 +.*\n", "", text, flags=re.MULTILINE)
+    full, found = judged(text), autopsied(text, tmp_path / "look.txt")
+    if found.verdict.cause is not None and found.verdict.cause == full.verdict.cause:
+        assert _SURE[found.verdict.confidence] <= _SURE[full.verdict.confidence]
+
+
 # --- the whole kind -------------------------------------------------------------------------------------------------------------
 
 
