@@ -23,8 +23,9 @@ from .audited_builds import Audited, recall_audit
 
 if TYPE_CHECKING:
     from ...forensics.audit.recipe import Recipe
+    from .records import ServerTarget
 
-__all__ = ["LiveBuild", "live_build", "loaded_libraries", "read_arguments"]
+__all__ = ["LiveBuild", "live_build", "loaded_libraries", "read_arguments", "server_arguments"]
 
 _LIBRARY = re.compile(r"(/\S.*/vllm)/_C[^/]*\.so(?: \(deleted\))?$")
 _MAX_MAPS = 8 << 20
@@ -75,6 +76,20 @@ def read_arguments(pid: int, proc: Path = Path("/proc")) -> tuple[str, ...]:
     """The command line of a process. OSError if it cannot be read."""
     raw = _bytes(proc / str(pid) / "cmdline", 1 << 20)
     return tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0") if part)
+
+
+def server_arguments(target: ServerTarget, proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """The command line of a server's process that has the engine's flags; empty if none can be read."""
+    for pid in (target.api_pid, *target.engine_pids, *(rank.pid for rank in target.ranks)):
+        if pid is None:
+            continue
+        try:
+            words = read_arguments(pid, proc)
+        except OSError:
+            continue
+        if any(word.startswith("--") for word in words):
+            return words
+    return ()
 
 
 @cache

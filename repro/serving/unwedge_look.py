@@ -19,13 +19,13 @@ from ..agent_ask import RowStates, ask_row_states
 from ..agent_show import AgentRank, read_agents
 from ..runread import read_timeline
 from .engine_flags import facts_of, parse_flags
-from .live_build import live_build, read_arguments
+from .live_build import live_build, server_arguments
 from .records import Rank, ServerTarget
 from .standing import Standing
 from .unwedge_plan import RankFacts, RowStateLaunch, UnwedgePlan, plan_unwedge, startup_seconds
 from .why_look import Look, look
 
-__all__ = ["UnwedgeLook", "api_pid_of_run", "look_and_plan", "server_flags"]
+__all__ = ["UnwedgeLook", "api_pid_of_run", "look_and_plan"]
 
 _HEAD = 1 << 20
 _MAX_CONFIG = 1 << 20
@@ -77,20 +77,6 @@ def api_pid_of_run(folder: Path, *, proc: Path = Path("/proc")) -> int:
             f"{folder} names the server process {pid}: {why}", help_text="Name the server itself: dsv4-repro unwedge PID"
         )
     return pid
-
-
-def server_flags(target: ServerTarget, proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """The command line that has the engine's flags; empty if none can be read."""
-    for pid in (target.api_pid, *target.engine_pids, *(rank.pid for rank in target.ranks)):
-        if pid is None:
-            continue
-        try:
-            words = read_arguments(pid, proc)
-        except OSError:
-            continue
-        if any(word.startswith("--") for word in words):
-            return words
-    return ()
 
 
 def _max_num_seqs(words: Sequence[str]) -> int | None:
@@ -188,7 +174,7 @@ def look_and_plan(
     """Look for some five seconds, ask the agents, plan. Never raises for what cannot be read."""
     seen = looks(target, clock=clock)
     unread = list(seen.unread)
-    words = server_flags(target, proc)
+    words = server_arguments(target, proc)
     agents = _of_agents(target, unread)
     facts = tuple(_facts(rank, target.agent_folder, agents.get(rank.pid), words, proc, clock) for rank in target.ranks)
     stand = seen.standing

@@ -18,7 +18,7 @@ from ...forensics.classify import Classification
 from ...forensics.collect.process_table import read_environment
 from ...forensics.device_state import Unread
 from .engine_deadlines import EngineDeadline, Start, engine_deadline, executor_of, limits_of
-from .live_build import LiveBuild, live_build, read_arguments
+from .live_build import LiveBuild, live_build, server_arguments
 from .live_evidence import evidence_text
 from .log_history import LogHistory, LogTail, log_history, read_log_tail
 from .questions import Question
@@ -86,7 +86,7 @@ def deadline_of(target: ServerTarget, *, clock: Clock = SYSTEM, proc: Path = Pat
     history = log.answer()[0] if log is not None else None
     found, why = environment.answer()
     values, reason = found if found is not None else (None, why.why if why is not None else "")
-    limits = limits_of(values, executor_of(_arguments(target, proc), target.tree), why_not=reason)
+    limits = limits_of(values, executor_of(server_arguments(target, proc), target.tree), why_not=reason)
     return engine_deadline(limits, [*starts, *_starts((), history)], waits=True, ended=history.ended if history is not None else "")
 
 
@@ -185,18 +185,6 @@ def _engine_environment(target: ServerTarget, proc: Path) -> tuple[dict[str, str
     return None, why or "the engine process was not found"
 
 
-def _arguments(target: ServerTarget, proc: Path) -> tuple[str, ...]:
-    candidates = (*((target.api_pid,) if target.api_pid else ()), *target.engine_pids, *(rank.pid for rank in target.ranks))
-    for pid in candidates:
-        try:
-            words = read_arguments(pid, proc)
-        except OSError:
-            continue
-        if any(word.startswith("--") for word in words):
-            return words
-    return ()
-
-
 def _stopped(target: ServerTarget, snapshots: Sequence[Snapshot]) -> bool:
     states = {item.pid: item.state for item in snapshots[-1].processes} if snapshots else {}
     return any(states.get(pid) == "T" for pid in target.engine_pids)
@@ -238,7 +226,7 @@ def look(
     Question("the classifier's modules", _warm, SOURCE_S, clock)
     environment = Question("the engine's environment", lambda: _engine_environment(target, proc), SOURCE_S, clock)
     # The words of a process that is not seen to be a server's are no flags of one: what they leave out says nothing.
-    arguments = () if any(item.what == "the server" for item in target.unread) else _arguments(target, proc)
+    arguments = () if any(item.what == "the server" for item in target.unread) else server_arguments(target, proc)
     builder = next(iter((*(rank.pid for rank in target.ranks), *target.engine_pids)), target.api_pid)
     build = (
         Question("the build", lambda: live_build(builder, arguments, proc=proc), SOURCE_S, clock) if builder is not None else None

@@ -415,7 +415,7 @@ def test_the_words_of_a_process_that_is_no_server_are_not_taken_for_its_flags(mo
         return live_build(pid, arguments)
 
     monkeypatch.setattr("dsv4_repro.repro.serving.why_look.live_build", build)
-    monkeypatch.setattr("dsv4_repro.repro.serving.why_look.read_arguments", lambda *_: ("serve", "m", "--max-num-seqs", "4"))
+    monkeypatch.setattr("dsv4_repro.repro.serving.live_build.read_arguments", lambda *_: ("serve", "m", "--max-num-seqs", "4"))
     unknown = replace(_target(), unread=(Unread("the server", "not recognised as a vLLM server"),))
     for target, affected in ((unknown, "not known"), (_target(), "no")):
         seen = look(target, watch=lambda *_: ([], None), proc=Path("/nonexistent"))

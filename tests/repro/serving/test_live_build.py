@@ -11,7 +11,8 @@ from dsv4_repro.forensics.audit.recipe_text import recipe_from_arguments
 from dsv4_repro.forensics.audit.verdicts import BuildAudit, BuildIdentity, RecipeAnswer
 from dsv4_repro.kernels.cache import Cache
 from dsv4_repro.repro.serving.audited_builds import recall_audit, remember_audit
-from dsv4_repro.repro.serving.live_build import live_build, loaded_libraries, read_arguments
+from dsv4_repro.repro.serving.live_build import live_build, loaded_libraries, read_arguments, server_arguments
+from dsv4_repro.repro.serving.records import Rank, ServerTarget
 
 SERVE = (
     "vllm", "serve", "m", "--max-model-len", "16384", "--max-num-seqs", "16", "--speculative-config",
@@ -94,6 +95,23 @@ def test_what_cannot_be_known_is_not_known(proc: Path, monkeypatch: pytest.Monke
     assert live_build(PID, SERVE, proc=proc).affected == "not known"
     broken = live_build(PID, (*SERVE[:4], "-5"), proc=proc)
     assert broken.live_counts is None
+
+
+@pytest.mark.parametrize("place", ["api", "engine", "rank"])
+def test_the_flags_are_those_of_the_first_process_that_shows_any(place: str, tmp_path: Path) -> None:
+    """An ended process, one whose title was written over its arguments, and one without flags are passed over."""
+    for pid, words in ((1, None), (2, ("VLLM::EngineCore",)), (3, ("python", "serve.py")), (4, SERVE), (5, ("late", "--other"))):
+        (tmp_path / str(pid)).mkdir()
+        if words is not None:
+            (tmp_path / str(pid) / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
+    target = {
+        "api": ServerTarget(None, api_pid=4, engine_pids=(5,)),
+        "engine": ServerTarget(None, engine_pids=(1, 2, 4), ranks=(Rank(5, 0, 1),)),
+        "rank": ServerTarget(None, api_pid=1, engine_pids=(2,), ranks=(Rank(3, 0, 1), Rank(4, 1, 1), Rank(5, 2, 1))),
+    }[place]
+    assert server_arguments(target, tmp_path) == SERVE
+    assert server_arguments(ServerTarget(None, api_pid=1, engine_pids=(2, 3, 99)), tmp_path) == ()
+    assert server_arguments(ServerTarget(None), tmp_path) == ()
 
 
 def test_a_deleted_library_and_a_process_without_one(proc: Path) -> None:
