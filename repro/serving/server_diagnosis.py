@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EvidenceError
-from ...forensics.chain import StepFacts
 from ...forensics.device_state import Unread
 from ...forensics.records import Diagnosis, Evidence, Verdict, Window
 from ...scenarios.drain import DecodeStep, DrainPlan
 from ..agent_show import read_agents
 from ..captured import all_unread
 from ..ground import CaptureOutcome, StepOutcome
+from ..step_facts import computed_step
 from ..verdicts import completed, failed_diagnosis, stopped_diagnosis, unreadable_hang, window_of
 from .drain_windows import DrainWindows, reached_windows
 from .records import Assessment, LoadSample, ServerTarget, Snapshot
@@ -27,7 +27,7 @@ from .records import Assessment, LoadSample, ServerTarget, Snapshot
 if TYPE_CHECKING:
     from .steering import WindowCount
 
-__all__ = ["ServerFacts", "clean_drain", "guard_armed", "judge_server", "planned_facts"]
+__all__ = ["ServerFacts", "clean_drain", "guard_armed", "judge_server"]
 
 #: The ground puts its own command in this place.
 _NEXT = "dsv4-repro run drain --on server --model dummy --trials 3"
@@ -154,25 +154,6 @@ def _verdict(class_: str, confidence: str, sentence: str) -> Verdict:
     return Verdict.model_validate({"class": class_, "cause": None, "confidence": confidence, "sentence": sentence})
 
 
-def planned_facts(step: DecodeStep, plan: DrainPlan | None, windows: DrainWindows) -> StepFacts:
-    """The step as the plan computes it, for the links of the chain that nothing measured."""
-    launch = windows.launches.get(step.graph_rows)
-    return StepFacts(
-        live_requests=step.live_requests,
-        next_n=step.next_n,
-        rows=step.rows,
-        graph_rows=step.graph_rows,
-        padded_requests=step.padded_requests,
-        query_start_loc=step.query_start_loc,
-        compress=plan.compress if plan is not None else None,
-        producer=step.path,
-        max_model_len=plan.max_model_len if plan is not None else None,
-        width=plan.width if plan is not None else None,
-        max_seq_len=launch.max_seq_len if launch is not None else None,
-        origin="computed",
-    )
-
-
 def judge_server(
     captures: Sequence[CaptureOutcome],
     last: tuple[Snapshot, Assessment] | None,
@@ -212,7 +193,7 @@ def judge_server(
     if last is not None and captures and (outcome.state != "unfinished" or last[1].state == "suspect"):
         from .server_verdict import diagnose_server
 
-        planned = planned_facts(step, facts.plan, windows)
+        planned = computed_step(step, facts.plan, windows.launches)
         diagnosis = diagnose_server(captures, last[0], last[1], folder, target=target, step=planned, evidence=evidence)
         if outcome.state == "died" and diagnosis.outcome in ("clean", "inconclusive"):
             diagnosis = plain  # that a process ended is certain, whatever the rest of the evidence says

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from dsv4_repro.repro.serving.drain_windows import drain_windows
 from dsv4_repro.repro.serving.engine_flags import EngineFacts
 from dsv4_repro.repro.serving.recipe import DUMMY_PLAN
 from dsv4_repro.repro.serving.records import LoadSample
-from dsv4_repro.repro.serving.server_diagnosis import ServerFacts, clean_drain, guard_armed, planned_facts
+from dsv4_repro.repro.serving.server_diagnosis import ServerFacts, clean_drain, guard_armed
 from dsv4_repro.repro.serving.steering import WindowCount
+from dsv4_repro.repro.step_facts import computed_step, step_facts
 from dsv4_repro.scenarios.drain import DrainPlan
 
 PLAN = DrainPlan(**dict(DUMMY_PLAN))
@@ -107,8 +109,22 @@ def test_requests_that_broke_are_no_clean_end() -> None:
 def test_the_planned_step_is_computed_and_invents_no_lengths() -> None:
     step = WINDOWS.step_of(3)
     assert step is not None
-    facts = planned_facts(step, PLAN, WINDOWS)
+    facts = computed_step(step, PLAN, WINDOWS.launches)
     assert (facts.origin, facts.rows, facts.graph_rows, facts.width) == ("computed", 6, 8, 16384)
     assert facts.seq_lens == ()
     assert facts.lengths == ()
     assert facts.max_seq_len is None
+    unplanned = computed_step(step, None, WINDOWS.launches)
+    assert replace(facts, compress=None, max_model_len=None, width=None) == unplanned
+
+
+def test_a_run_of_our_own_adds_the_lengths_that_it_launched() -> None:
+    step = WINDOWS.step_of(3)
+    assert step is not None
+    launches: Any = {step.graph_rows: SimpleNamespace(max_seq_len=777)}
+    prepared: Any = SimpleNamespace(request=SimpleNamespace(launches=launches))
+    facts = step_facts(step, PLAN, prepared)
+    assert (facts.seq_lens, facts.expanded, facts.lengths) == (step.seq_lens, step.expanded, step.lengths)
+    assert min(facts.lengths) < 0
+    assert facts.max_seq_len == 777
+    assert replace(facts, seq_lens=(), expanded=(), lengths=()) == computed_step(step, PLAN, launches)
