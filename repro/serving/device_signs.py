@@ -199,24 +199,24 @@ def recorder_signs(
         late = max(hosts, key=lambda one: one.launching_age_s or 0.0)
         age = late.launching_age_s or 0.0
         words = f"{_rank(late)} has begun a step and launched nothing for {age:.1f} s: its peers' kernels wait for it"
-        if age < limits.host_rank_s or host_works:
-            signs.against.append(words + (f" ({host_works})" if host_works else ""))
-            signs.facts += signs.signals
-            signs.signals = []
-        else:
-            signs.facts.append(words)
+        _late(signs, words, age >= limits.host_rank_s, host_works)
     unseen = workers - {one.pid for one in readable}
     if signs.signals and unseen and len(workers) > 1:
         # A worker that is late holds up the kernels of its peers, and this one's recorder does not say that it is not.
         age = max(one.unfinished_age_s or 0.0 for one in readable)
         words = f"the recorders of {len(unseen)} of {len(workers)} workers say nothing, and one that is late looks the same"
-        if age < limits.differ_s or host_works:
-            signs.against.append(words + (f" ({host_works})" if host_works else ""))
-            signs.facts += signs.signals
-            signs.signals = []
-        else:
-            signs.facts.append(words)
+        _late(signs, words, age >= limits.differ_s, host_works)
     return signs
+
+
+def _late(signs: Signs, words: str, long_enough: bool, host_works: str) -> None:
+    """A worker that may only be late holds the signals back until it has been so for long and no host is believed to be at work."""
+    if long_enough and not host_works:
+        signs.facts.append(words)
+        return
+    signs.against.append(words + (f" ({host_works})" if host_works else ""))
+    signs.facts += signs.signals
+    signs.signals = []
 
 
 def _rank(one: RankProgress) -> str:
