@@ -150,26 +150,28 @@ class Statements(Expressions):
     def _do_if(self, node: ast.If, scope: Scope) -> None:
         self.block(node.body if self.truth(self.evaluate(node.test, scope)) else node.orelse, scope)
 
+    def _turn(self, body: Iterable[ast.stmt], scope: Scope) -> bool:
+        """One turn of a loop; False if it broke out of the loop."""
+        try:
+            self.block(body, scope)
+        except _BreakSignal:
+            return False
+        except _ContinueSignal:
+            pass
+        return True
+
     def _do_while(self, node: ast.While, scope: Scope) -> None:
         while self.truth(self.evaluate(node.test, scope)):
             self._step()
-            try:
-                self.block(node.body, scope)
-            except _BreakSignal:
+            if not self._turn(node.body, scope):
                 return
-            except _ContinueSignal:
-                continue
         self.block(node.orelse, scope)
 
     def _do_for(self, node: ast.For, scope: Scope) -> None:
         for item in self.iterate(self.evaluate(node.iter, scope)):
             self.assign(node.target, item, scope)
-            try:
-                self.block(node.body, scope)
-            except _BreakSignal:
+            if not self._turn(node.body, scope):
                 return
-            except _ContinueSignal:
-                continue
         self.block(node.orelse, scope)
 
     def _do_with(self, node: ast.With, scope: Scope) -> None:

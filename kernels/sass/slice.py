@@ -278,22 +278,8 @@ class Prologue:
                 taken = branch_condition(env, run.state, instruction)
                 if taken is True:
                     return "exit"
-                if taken is not False:
-                    gone = _Run(
-                        run.pc,
-                        run.state.copy(),
-                        [*run.conditions, taken],
-                        [*run.trace, run.pc],
-                        run.loaded,
-                        True,
-                        list(run.executed),
-                    )
-                    if _consistent(gone.conditions, self.terms):
-                        queue.append(gone)
-                    run.conditions.append(self.terms.negated(taken))
-                    run.trace.append(run.pc)
-                    if not _consistent(run.conditions, self.terms):
-                        return None
+                if taken is not False and not self._split(run, taken, run.pc, queue, left=True):
+                    return None
                 run.pc = after
             elif opcode == "BRA" and not instruction.has("DIV"):
                 taken = branch_condition(env, run.state, instruction)
@@ -301,23 +287,10 @@ class Prologue:
                     run.pc = after
                 elif taken is True:
                     run.pc = instruction.target
-                else:
-                    other = _Run(
-                        instruction.target,
-                        run.state.copy(),
-                        [*run.conditions, taken],
-                        [*run.trace, run.pc],
-                        run.loaded,
-                        False,
-                        list(run.executed),
-                    )
-                    if _consistent(other.conditions, self.terms):
-                        queue.append(other)
-                    run.conditions.append(self.terms.negated(taken))
-                    run.trace.append(run.pc)
-                    if not _consistent(run.conditions, self.terms):
-                        return None
+                elif self._split(run, taken, instruction.target, queue):
                     run.pc = after
+                else:
+                    return None
             elif opcode in ("CALL", "RET", "BRX", "JMP", "JMX"):
                 raise BudgetError(
                     f"the prologue calls a subroutine before the row is decided: {instruction.where(self.facts.name)}"
@@ -329,6 +302,20 @@ class Prologue:
                         self._note(run, instruction)
                 run.loaded = run.loaded or run.pc in heads
                 run.pc = after
+
+    def _split(self, run: _Run, taken: Any, elsewhere: int, queue: list[_Run], *, left: bool = False) -> bool:
+        """The side where ``taken`` holds goes into ``queue`` at ``elsewhere``, the run goes on with the other one.
+
+        ``left``: the thread of the first side has left the kernel. False if the run contradicts itself from here.
+        """
+        other = _Run(
+            elsewhere, run.state.copy(), [*run.conditions, taken], [*run.trace, run.pc], run.loaded, left, list(run.executed)
+        )  # fmt: skip
+        if _consistent(other.conditions, self.terms):
+            queue.append(other)
+        run.conditions.append(self.terms.negated(taken))
+        run.trace.append(run.pc)
+        return _consistent(run.conditions, self.terms)
 
     def _note(self, run: _Run, instruction: Instruction) -> None:
         """Remembers instructions whose result depends on a free input."""
