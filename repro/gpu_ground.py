@@ -14,17 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..clock import SYSTEM, Clock, Deadline
-from ..errors import DeadlineError, InconclusiveError, NoDeviceError, NoDriverError, RefusedError, ReproError, UnavailableError
+from ..clock import SYSTEM, Clock
+from ..errors import DeadlineError, InconclusiveError, ReproError
 from ..forensics.collect.core_trigger import DumpSettings
 from ..forensics.collect.cuda_gdb import find_cuda_gdb
-from ..forensics.collect.gpm import Gpm, GpmSample
-from ..forensics.collect.nvml import GpuSample, Nvml, NvmlDevice, SampleThread
+from ..forensics.collect.nvml import Nvml
 from ..forensics.device_state import Unread
 from ..kernels.device_records import launch_document
 from ..scenarios.drain import DecodeStep
 from .child import Child, ChildGoneError, raise_from
+from .child_answers import described, ended_step, released
 from .gpu_capture import DebuggerProbe, GpuCapture
+from .gpu_card import GpuCard
 from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .watchdog import Limits, Sample, Watchdog
 
@@ -36,9 +37,6 @@ _HELLO_S = 60.0
 _PREPARE_S = 120.0
 #: The watchdog looks from so long after a launch: healthy steps are over by then, seconds.
 _LOOK_AFTER_S = 0.004
-#: After the child's end the card is given so long to show idle, seconds (NVML averages over up to 1 s).
-_IDLE_WAIT_S = 3.0
-_IDLE_PERCENT = 10
 
 
 class GpuGround:
@@ -64,15 +62,10 @@ class GpuGround:
         self._find_debugger = debugger
         self._limits = limits
         self._child: Child | None = None
-        self._card: NvmlDevice | None = None
-        self._gpm: Gpm | None = None
-        self._samples: SampleThread | None = None
-        self._latest_gpm: GpmSample | None = None
-        self._before: GpuSample | None = None
+        self._card = GpuCard(nvml, clock)
         self._work: Path | None = None
         self._dump: DumpSettings | None = None
         self._capture: GpuCapture | None = None
-        self._unread: list[Unread] = []
         self._hung_step: DecodeStep | None = None
 
     # -- set-up --------------------------------------------------------------------------------------------------------------
@@ -115,25 +108,25 @@ class GpuGround:
             sm=device["sm"],
             driver_cuda=device["driver_version"],
         )
-        identity = self._look_at_card(str(device["uuid"]), share=bool(options.get("share", False)))
+        identity = self._card.look(str(device["uuid"]), child.pid, share=bool(options.get("share", False)))
         if device.get("attributes", {}).get("kernel_timeout"):
-            self._unread.append(
+            self._card.unread.append(
                 Unread("cuda-gdb", "the device has a run-time limit on kernels (a display)", "Use a card without a display.")
             )
         facts = self._prepare(request)
         self._watchdog = Watchdog(self._limits or Limits(ceiling_s=request.step_timeout_s), sm_count=device.get("sm_count") or None)
         for size in facts.get("sizes", ()):
             self._watchdog.healthy_step(float(size["warmup"]["ms"]))
-        self._start_sampling()
+        self._card.start_sampling()
         self._capture = GpuCapture(
             request,
             child,
-            self._card,
+            self._card.device,
             probe,
             self._dump,
             since,
             self._launchable,
-            gpm=lambda: self._latest_gpm,
+            gpm=lambda: self._card.latest_gpm,
             second_child=None if options.get("second_child") else self._dump_of_another_child,
             clock=self._clock,
         )
@@ -146,19 +139,10 @@ class GpuGround:
             "via": options.get("via", "driver"),
             "layers": self._layers,
             "graphs": facts,
-            "before": self._before.line() if self._before else None,
-            "unread": [dataclasses.asdict(item) for item in self._unread],
+            "before": self._card.before.line() if self._card.before else None,
+            "unread": [dataclasses.asdict(item) for item in self._card.unread],
         }
-        graphs = ", ".join(str(size["rows"]) for size in facts.get("sizes", ()))
-        differences = [text for size in facts.get("sizes", ()) for text in size["differences"]]
-        description = (
-            f"{device['name']} (sm_{device['sm']}, {device['sm_count']} SMs), "
-            f"CUDA graphs of {graphs} rows x {self._layers} layers, "
-            f"kernel {request.kernel.origin}"
-        )
-        if differences:
-            description += f"; NOT as planned: {differences[0]}"
-        return Ready(description, environment_facts)
+        return Ready(described(device, facts, self._layers, request.kernel.origin), environment_facts)
 
     def _heard(self, message: dict[str, Any]) -> None:
         if message.get("type") == "note":
@@ -169,29 +153,6 @@ class GpuGround:
             self._emit(
                 "gpu", state=f"step {message.get('index')} ended meanwhile: {message.get('state')}", error=message.get("error")
             )
-
-    def _look_at_card(self, uuid: str, *, share: bool) -> dict[str, Any] | None:
-        """Who holds the card, before any context is made on it. Not readable is said, and does not refuse."""
-        try:
-            self._card = self._make_nvml().by_uuid(uuid)
-        except (NoDriverError, NoDeviceError) as error:
-            self._unread.append(Unread("NVML", str(error), error.help_text))
-            return None
-        identity = self._card.identity()
-        self._before = self._card.sample(processes=True, clock=self._clock)
-        self._unread.extend(identity.unread + self._before.unread)
-        others = [process for process in self._before.processes or () if self._child is None or process.pid != self._child.pid]
-        if others and not share:
-            named = ", ".join(
-                f"{process.pid}" + (f" ({process.memory >> 20} MiB)" if process.memory is not None else "")
-                for process in others[:5]
-            )
-            raise RefusedError(
-                f"{identity.name or 'the GPU'} (index {identity.index}) already holds {len(others)} compute process(es): {named}. "
-                "A hang here would stall them.",
-                help_text="Choose a free card with --device, or say --share.",
-            )
-        return {field: value for field, value in dataclasses.asdict(identity).items() if field != "unread"}
 
     def _prepare(self, request: GroundRequest) -> dict[str, Any]:
         assert self._work is not None
@@ -232,23 +193,6 @@ class GpuGround:
         if self._capture is not None:
             self._capture.child = child
             self._capture.at_other_launches(request, self._launchable)
-
-    def _start_sampling(self) -> None:
-        card = self._card
-        if card is None:
-            return
-        try:
-            self._gpm = Gpm(card, self._clock)
-        except UnavailableError as error:
-            self._unread.append(Unread("GPM", str(error), error.help_text))
-
-        def look() -> GpuSample:
-            if self._gpm is not None:
-                self._latest_gpm = self._gpm.look() or self._latest_gpm
-            return card.sample(clock=self._clock)
-
-        self._samples = SampleThread(look, period_s=0.1, clock=self._clock)
-        self._samples.start()
 
     # -- steps ---------------------------------------------------------------------------------------------------------------
 
@@ -294,7 +238,7 @@ class GpuGround:
             if now - began < _LOOK_AFTER_S:
                 continue
             verdict = self._watchdog.observe(
-                Sample(now, heard_at, layers_done, child.state(), self._samples.latest if self._samples else None, self._latest_gpm)
+                Sample(now, heard_at, layers_done, child.state(), self._card.latest, self._card.latest_gpm)
             )
             if verdict.level == "hung":
                 self._hung_step = step
@@ -311,24 +255,12 @@ class GpuGround:
                 raise DeadlineError(f"step {step.index} has not ended after {now - began:.1f} s and is not called hung: {said}")
 
     def _ended(self, step: DecodeStep, message: Mapping[str, Any]) -> StepOutcome:
-        state = str(message["state"])
-        milliseconds = float(message["ms"])
         self._hung_step = None
-        if state == "fault":
-            return StepOutcome(
-                step.index, "fault", milliseconds, int(message.get("layers_done", 0)), (str(message["error"]),),
-                {"stderr": self._live_child().stderr_tail()},
-            )  # fmt: skip
-        self._watchdog.healthy_step(milliseconds)
-        wrong = list(message.get("wrong", ()))
-        detail: dict[str, Any] = {"rows_checked": message.get("rows_checked", 0)}
-        if message.get("padding_wrong"):
-            # Rows of padding slots: nobody reads them, so they are told and not judged.
-            detail["padding_rows_wrong"] = sorted({int(item["row"]) for item in message["padding_wrong"]})
-        if wrong:
-            reasons = tuple(f"layer {item['layer']}: {item['why']}" for item in wrong[:20])
-            return StepOutcome(step.index, "wrong", milliseconds, int(wrong[0]["layer"]), reasons, {**detail, "wrong": wrong[:200]})
-        return StepOutcome(step.index, "done", milliseconds, detail=detail)
+        outcome = ended_step(step.index, message)
+        if outcome.state == "fault":
+            return dataclasses.replace(outcome, detail={"stderr": self._live_child().stderr_tail()})
+        self._watchdog.healthy_step(outcome.milliseconds)
+        return outcome
 
     def _ms(self, began: float) -> float:
         return (self._clock.monotonic() - began) * 1e3
@@ -397,23 +329,10 @@ class GpuGround:
             answer = child.ask(command, "release", limit_s + 10.0)
         except ReproError as error:
             return UnwedgeOutcome(True, False, address=address, value=value, why_not=f"{type(error).__name__}: {error}")
-        retired = bool(answer["retired"])
-        if retired:
+        outcome = released(address, value, answer)
+        if outcome.retired:
             self._hung_step = None
-        detail = {key: answer[key] for key in ("total_ms", "write_ms", "writes", "layers_ms", "also_groups")}
-        result = answer.get("result") or {}
-        detail["rows_wrong"] = sorted({int(item["row"]) for item in result.get("wrong", ())})
-        detail["padding_rows_wrong"] = sorted({int(item["row"]) for item in result.get("padding_wrong", ())})
-        detail["rows_checked"] = result.get("rows_checked", 0)
-        return UnwedgeOutcome(
-            attempted=int(answer["writes"]) > 0,
-            retired=retired,
-            milliseconds=answer["first_ms"],
-            address=address,
-            value=value,
-            why_not=str(answer["why_not"]),
-            detail=detail,
-        )
+        return outcome
 
     def row_states(self) -> Mapping[str, Any]:
         """The row states as the child's side stream reads them now (message ``row_states``), for trials."""
@@ -426,9 +345,7 @@ class GpuGround:
 
     def close(self) -> CloseOutcome:
         """End the child (evidence first: nothing is collected here), then see whether the card is as it was found."""
-        if self._samples is not None:
-            self._samples.stop()
-            self._samples = None
+        self._card.stop_sampling()
         child, self._child = self._child, None
         if child is None:
             self._remove_work()
@@ -438,31 +355,13 @@ class GpuGround:
         if self._capture is not None:
             survivors = self._capture.end_debuggers()
             self._capture = None
-        idle, detail = self._left_as_found(child.pid)
+        idle, detail = self._card.left_as_found(child.pid)
         detail = "; ".join([*survivors, detail])
         if how != "survived":
             self._remove_work()
         else:
             detail = f"the child {child.pid} outlived SIGKILL (state {child.state()}); {detail}"
         return CloseOutcome(how, idle, detail)
-
-    def _left_as_found(self, pid: int) -> tuple[bool | None, str]:
-        if self._card is None:
-            return None, "NVML could not be read: whether the card is idle is not known"
-        before = {process.pid for process in self._before.processes or ()} if self._before else set()
-        deadline = Deadline(_IDLE_WAIT_S, self._clock)
-        while True:
-            sample = self._card.sample(processes=True, clock=self._clock)
-            if sample.processes is None or sample.utilisation is None:
-                return None, f"after the end: {sample.line()}; processes not readable"
-            ours = {process.pid for process in sample.processes} - before
-            if before and pid not in ours:
-                return None, f"left as found: {len(sample.processes)} compute processes, {sample.line()}"
-            if not ours and sample.utilisation <= _IDLE_PERCENT:
-                return True, f"idle: no compute process, {sample.line()}"
-            if deadline.expired:
-                return False, f"not idle {_IDLE_WAIT_S:g} s after the end: processes {sorted(ours)}, {sample.line()}"
-            self._clock.sleep(0.05)
 
     def _remove_work(self) -> None:
         if self._work is not None:

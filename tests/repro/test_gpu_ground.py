@@ -298,7 +298,7 @@ def test_holders_that_cannot_be_read_are_said_and_do_not_refuse(ground: Callable
 
 
 def test_a_card_that_stays_busy_is_said(ground: Callable[..., GpuGround], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv4_repro.repro.gpu_ground._IDLE_WAIT_S", 0.2)
+    monkeypatch.setattr("dsv4_repro.repro.gpu_card._IDLE_WAIT_S", 0.2)
     one = ground(FakeNvml(idle=False))
     one.open(request("guard"), Events())
     closed = one.close()
