@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..kernels.reference import RowVerdict
     from ..kernels.sass.topk import TopKRun
 
-__all__ = ["Ended", "Keep", "Tried", "judge_row"]
+__all__ = ["Ended", "Keep", "Tried", "judge_row", "try_schedules"]
 
 #: Adds an artefact: (kind, file name, content) -> what the diagnosis cites. Without one nothing is written.
 Keep = Callable[[str, str, "bytes | str"], Evidence]
@@ -78,6 +78,43 @@ class Tried:
             ],
             "sentence": verdict.sentence,
         }
+
+
+def try_schedules(
+    row: Row, tries: int, launch: Callable[[int, Keep | None], Ended], *, count_all: bool, keep: Keep | None,
+    deadline: Deadline | None, progress: Callable[[str], None],
+) -> Tried:  # fmt: skip
+    """So many launches of a row, each under an order of its own, up to the first that ends in a way the row does not pass over.
+
+    ``launch``: number (from 0) -> how it ended; it is given ``keep`` as long as what it shows may become the row's answer.
+    ``count_all``: go on to the last. At least one launch is made, whatever ``deadline`` says.
+    """
+
+    def clean(ended: Ended) -> bool:
+        return ended.diagnosis.outcome == "clean"
+
+    def passed_over(ended: Ended) -> bool:
+        return (ended.diagnosis.verdict.class_, ended.diagnosis.verdict.cause) in row.also
+
+    def tells(ended: Ended) -> int:
+        # Of a repair a launch that ended well tells more than another defect that is passed over; of a defect it is the other way.
+        return 1 if (clean(ended) if row.fixed else passed_over(ended)) else 0 if clean(ended) or passed_over(ended) else 2
+
+    tried: Tried | None = None
+    for number in range(tries):
+        progress(f"{row.name}: schedule {number + 1} of at most {tries}")
+        undecided = tried is None or tells(tried.first) < 2
+        ended = launch(number, keep if undecided else None)
+        if tried is None:
+            tried = Tried(row, ended)
+        elif undecided and tells(ended) >= tells(tried.first) and not (clean(ended) and clean(tried.first)):
+            tried.first = ended
+        verdict = ended.diagnosis.verdict
+        tried.counts[verdict.class_, verdict.cause] += 1
+        if (tells(ended) == 2 and not count_all) or (deadline is not None and deadline.expired):
+            break
+    assert tried is not None
+    return tried
 
 
 def judge_row(
@@ -151,29 +188,11 @@ def _launches(
 
     image = select_kernel(row.kernel, sm=sm, top_k=launch.case.k, vec=launch.case.vec)
     program = Program.from_image(image)
-    tried: Tried | None = None
     tries = launch.schedules if launch.schedule != "smallest-pc" else 1
-    for number in range(tries):
-        progress(f"{row.name}: schedule {number + 1} of at most {tries}")
-        first = tried is None or tried.first.diagnosis.outcome == "clean" or _passed_over(row, tried.first)
-        ended = _one(program, image, launch, seed + number, keep if first else None, deadline)
-        if tried is None:
-            tried = Tried(row, ended)
-        elif first and ended.diagnosis.outcome != "clean":
-            tried.first = ended
-        verdict = ended.diagnosis.verdict
-        tried.counts[verdict.class_, verdict.cause] += 1
-        if ended.diagnosis.outcome != "clean" and not count_all and not _passed_over(row, ended):
-            break
-        if deadline is not None and deadline.expired:
-            break
-    assert tried is not None
-    return tried
-
-
-def _passed_over(row: Row, ended: Ended) -> bool:
-    verdict = ended.diagnosis.verdict
-    return (verdict.class_, verdict.cause) in row.also
+    return try_schedules(
+        row, tries, lambda number, kept: _one(program, image, launch, seed + number, kept, deadline), count_all=count_all,
+        keep=keep, deadline=deadline, progress=progress,
+    )  # fmt: skip
 
 
 def _one(program: Any, image: KernelImage, launch: Launch, seed: int, keep: Keep | None, deadline: Deadline | None) -> Ended:

@@ -16,7 +16,7 @@ from ..kernels.flashinfer import ROW_STATE_ROOM, SamplerParams, flashinfer_image
 from ..kernels.topk_cases import make_row
 from ..scenarios.launches import Row, SamplerLaunch
 from .interpreted_state import interpreted_state
-from .relative_cpu import Ended, Keep, Tried
+from .relative_cpu import Ended, Keep, Tried, try_schedules
 
 __all__ = ["judge_sampler", "mask_faults", "pivots_differ", "sampler_logits"]
 
@@ -61,27 +61,10 @@ def judge_sampler(
     progress(f"{row.name}: getting {row.kernel}")
     image = flashinfer_image(row.kernel, sm)
     program = Program.from_image(image)
-    tried: Tried | None = None
-    for number in range(what.schedules):
-        progress(f"{row.name}: schedule {number + 1} of at most {what.schedules}")
-        first = tried is None or _passed_over(row, tried.first) or tried.first.diagnosis.outcome == "clean"
-        ended = _one(program, image, what, seed + number, keep if first else None, deadline)
-        if tried is None:
-            tried = Tried(row, ended)
-        elif first and (ended.diagnosis.outcome != "clean" and not (row.fixed and _passed_over(row, ended))):
-            tried.first = ended
-        verdict = ended.diagnosis.verdict
-        tried.counts[verdict.class_, verdict.cause] += 1
-        stop = ended.diagnosis.outcome != "clean" and not count_all and not _passed_over(row, ended)
-        if stop or (deadline is not None and deadline.expired):
-            break
-    assert tried is not None
-    return tried
-
-
-def _passed_over(row: Row, ended: Ended) -> bool:
-    verdict = ended.diagnosis.verdict
-    return (verdict.class_, verdict.cause) in row.also
+    return try_schedules(
+        row, what.schedules, lambda number, kept: _one(program, image, what, seed + number, kept, deadline), count_all=count_all,
+        keep=keep, deadline=deadline, progress=progress,
+    )  # fmt: skip
 
 
 def _one(program: Any, image: Any, what: SamplerLaunch, seed: int, keep: Keep | None, deadline: Deadline | None) -> Ended:
