@@ -9,18 +9,17 @@ no hang; without a sign from the device the state stays suspect, and the answer 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..clock import SYSTEM, Clock, Deadline
-from ..errors import ReproError, ServerError, UsageError
-from ..forensics.collect.process_table import boot_id, start_ticks
+from ..errors import ReproError, UsageError
 from ..forensics.records import Diagnosis, Evidence
-from ..scenarios.drain import DecodeStep, DrainPlan
-from .console import printable
+from ..scenarios.drain import DecodeStep
 from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
+from .server_opening import ServerSetup, find_running, launch_of, ready_record, wait_until_ready
+from .server_steps import Passing, nothing_answered, standing_end, step_detail
 from .serving.drain_windows import DrainWindows
 from .serving.interrupts import Interrupts
 from .serving.records import Assessment, LoadSample, ServerTarget, Snapshot
@@ -28,46 +27,15 @@ from .serving.server_diagnosis import ServerFacts, clean_drain, judge_server
 
 if TYPE_CHECKING:
     from .serving.drain_load import DrainLoad
-    from .serving.load_plan import LoadPlan
     from .serving.observer import Observer
-    from .serving.recipe import LaunchSpec, ServeOptions
+    from .serving.recipe import LaunchSpec
     from .serving.server_process import ServerProcess
 
-__all__ = ["ServerGround", "ServerSetup"]
+__all__ = ["ServerGround"]
 
 _LOOK_S = 0.05
-#: Suspect for so long without a sign from the device: the run ends without an answer, seconds.
-SUSPECT_S = 60.0
-#: No token and no other answer for so long, whatever the observer says, seconds. Prefill and JIT of a first batch fit in.
-SILENT_S = 600.0
-CAPTURE_S = 40.0
 #: A drain that has ended is clean if the server completes one more request within this, seconds.
 _LAST_ANSWER_S = 15.0
-
-
-@dataclass(frozen=True)
-class ServerSetup:
-    """What a server run was asked for. ``options``: its folder is not yet the run's; None with ``url``. ``attach``: a debugger may
-    be attached to a hung worker. ``timeout_s``: of the whole run. ``again``: the command that takes a core dump too,
-    ``retry``: the one that drains three times.
-    ``progress``: shows a line on the screen."""
-
-    windows: DrainWindows
-    load_plan: LoadPlan
-    options: ServeOptions | None = None
-    url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    model: str | None = None
-    facts: ServerFacts = field(default_factory=ServerFacts)
-    budget_s: float = CAPTURE_S
-    suspect_s: float = SUSPECT_S
-    timeout_s: float | None = None
-    attach: bool = True
-    again: str = ""
-    retry: str = ""
-    progress: Callable[[str], None] = lambda _line: None
-    #: The drain of another seed on the same server: its plan, windows and load. None: the load is given, whatever the seed.
-    reseed: Callable[[int], tuple[DrainPlan, DrainWindows, LoadPlan]] | None = None
 
 
 class ServerGround:
@@ -104,88 +72,39 @@ class ServerGround:
         self._emit = emit
         self._request = request
         self._interrupts.install()  # a server that outlives us would keep its GPUs
-        took = self._start_own(self._setup) if self._setup.url is None else self._take_running(self._setup.url)
+        if self._setup.url is None:
+            took = self._start_own(self._setup)
+        else:
+            self._headers = self._setup.headers
+            self._target, took = find_running(self._setup, self._setup.url, emit, self._clock)
         assert self._target is not None
         from .serving.observer import Observer
 
         self._observer = Observer(
             self._target,
-            load=_LoadView(self),
+            load=self,
             emit=emit,
             clock=self._clock,
             exit_status=self._process.poll if self._process is not None else None,
         )
         self._observer.start()
-        target = self._target
-        ranks = ", ".join(f"rank {one.rank if one.rank is not None else '?'} pid {one.pid}" for one in target.ranks)
-        whose = "ours" if target.owned else "found running; left as found"
-        environment: dict[str, Any] = {
-            "base_url": target.base_url,
-            "model": target.model,
-            "ready_s": round(took, 1),
-            "processes": {str(pid): role for pid, role in target.tree.items()},
-            "ranks": [dataclasses.asdict(rank) for rank in target.ranks],
-            "changes": [dataclasses.asdict(change) for change in target.changes],
-            "argv": list(self._spec.shown) if self._spec is not None else [],
-            "unread": [dataclasses.asdict(item) for item in target.unread],
-        }
-        return Ready(f"{target.base_url} ({whose}), {ranks or 'no worker was recognised'}; ready after {took:.0f} s", environment)
+        return ready_record(self._target, took, self._spec.shown if self._spec is not None else ())
 
     def bound(self, deadline: Deadline) -> None:
         """When the whole run has to be over."""
         self._deadline = deadline
 
     def _start_own(self, setup: ServerSetup) -> float:
-        from .serving.recipe import build_launch
         from .serving.server_process import ServerProcess
 
-        assert setup.options is not None
         assert self._folder is not None
-        spec = build_launch(dataclasses.replace(setup.options, folder=self._folder))
+        spec = launch_of(setup, self._folder, self._emit)
         self._spec, self._headers = spec, spec.headers
-        self._emit("server", state="starting", argv=list(spec.shown), log=str(spec.log_path))
-        for change in spec.changes:
-            self._emit("change", what=change.what, value=change.value, why=change.why)
-        self._process = ServerProcess(spec, self._clock)
-        self._process.start()
-        phase = ""
-
-        def on_phase(now: str, waits_for: str, seconds: float) -> None:
-            nonlocal phase
-            self._interrupts.check()
-            if now != phase:
-                phase = now
-                self._emit("server", state=now, waits_for=waits_for, seconds=round(seconds, 2))
-            setup.progress(f"server {now}, {seconds:.0f} s · waits for {printable(waits_for, limit=120)}")
-
-        limit = Deadline(setup.timeout_s, self._clock) if setup.timeout_s is not None else None
-        took = self._process.wait_ready(limit, on_phase)
-        self._emit("server", state="ready", seconds=round(took, 2), **_identity(self._process.pid))
-        self._target = self._process.target()
+        process = self._process = ServerProcess(spec, self._clock)  # kept before it starts: a half-started server is ended too
+        process.start()
+        took = wait_until_ready(process, setup, self._emit, self._interrupts.check, self._clock)
+        self._target = process.target()
         return took
-
-    def _take_running(self, url: str) -> float:
-        from .serving.completions import complete_once
-        from .serving.ranks import find_server
-        from .serving.served_model import served_model
-
-        assert self._setup is not None
-        began = self._clock.monotonic()
-        self._headers = self._setup.headers
-        found = find_server(url, clock=self._clock)
-        base = found.base_url or url.rstrip("/")
-        model = self._setup.model or found.model or served_model(base, self._headers)
-        outcome = complete_once(base, model, timeout_s=30.0, headers=self._headers, clock=self._clock)
-        if not outcome.completed:
-            raise ServerError(
-                f"{base} does not complete a request ({outcome.kind} {outcome.detail}".rstrip() + ")",
-                help_text=f"If it hangs already, see why: dsv4-repro why {base}",
-            )
-        self._target = dataclasses.replace(found, base_url=base, model=model, owned=False)
-        self._emit("server", state="found", url=base, model=model, **_identity(found.api_pid))
-        for item in self._target.unread:
-            self._emit("unread", what=item.what, why=item.why, remedy=item.remedy)
-        return self._clock.monotonic() - began
 
     def drain_again(self, seed: int) -> Sequence[DecodeStep]:
         """The next drain on this server, of another seed: its steps. Campaigns make many trials on one server. PlanError."""
@@ -208,10 +127,9 @@ class ServerGround:
         """The load that runs or ran last."""
         return self._load
 
-    @property
-    def now(self) -> float:
-        """Seconds on the ground's clock."""
-        return self._clock.monotonic()
+    def sample(self) -> LoadSample:
+        """The load of now, for an observer that outlives one load."""
+        return self._load.sample() if self._load is not None else LoadSample(at=self._clock.monotonic())
 
     # -- the drain -----------------------------------------------------------------------------------------------------------
 
@@ -259,7 +177,7 @@ class ServerGround:
             counters=engine_counters(base, clock=self._clock),
             ring_steps=ring_reader(agent) if agent is not None else None,
         )
-        self._passing = _Passing(self._request.steps[0].live_requests, self._setup.load_plan)
+        self._passing = Passing(self._request.steps[0].live_requests, self._setup.load_plan)
         self._load.start()
         self._emit("load", state="started", plan_sha256=self._setup.load_plan.sha256, folder=str(place))
 
@@ -294,30 +212,23 @@ class ServerGround:
     def _stands(self, step: DecodeStep, began: float) -> StepOutcome | None:
         assert self._setup is not None
         assert self._load is not None
-        look = self._last
-        now = self._clock.monotonic()
-        if look is not None and look[1].state == "hung":
-            return self._outcome(step, "hung", began, look[1].reasons)
-        if look is not None and look[1].state == "suspect" and now - look[1].since > self._setup.suspect_s:
-            why = f"nothing moved for {now - look[1].since:.0f} s and no sign came from the device"
-            return self._outcome(step, "unfinished", began, (why, *look[1].reasons))
-        if self._deadline is not None and self._deadline.expired:
-            return self._outcome(step, "unfinished", began, ("the run's own deadline came (--timeout)",))
-        age = self._load.sample().last_token_age_s
-        if now - began > SILENT_S and (age is None or age > SILENT_S):
-            return self._outcome(step, "unfinished", began, (f"no token for {SILENT_S:.0f} s, and nothing that says why",))
-        return None
+        end = standing_end(
+            self._last,
+            self._load.sample(),
+            now=self._clock.monotonic(),
+            began=began,
+            suspect_s=self._setup.suspect_s,
+            out_of_time=self._deadline is not None and self._deadline.expired,
+        )
+        return None if end is None else self._outcome(step, end[0], began, end[1])
 
     def _over(self, step: DecodeStep, began: float) -> StepOutcome:
         """The load has ended: done, if something of it was answered and the server still answers. A server that has died ends a
         load too, with errors, and a moment before its own end is seen."""
         assert self._load is not None
         sample = self._load.sample()
-        if self._load.error and not sample.tokens:
-            return self._outcome(step, "unfinished", began, (f"the load itself failed: {self._load.error}",))
         if not sample.tokens:
-            faults = ", ".join(f"{count} x {kind}" for kind, count in sample.faults.items()) or "no request was sent"
-            return self._outcome(step, "unfinished", began, (f"no request was answered ({faults}): client faults are no hang",))
+            return self._outcome(step, "unfinished", began, (nothing_answered(sample, self._load.error),))
         answered, why = self._still_answers()
         if sample.faults or not answered:
             self._settle()
@@ -340,23 +251,9 @@ class ServerGround:
 
     def _outcome(self, step: DecodeStep, state: Any, began: float, reasons: Sequence[str] = ()) -> StepOutcome:
         assert self._load is not None
-        sample = self._load.sample()
-        detail: dict[str, Any] = {
-            "wave": self._load.wave,
-            "open": sample.open,
-            "tokens": sample.tokens,
-            "faults": dict(sample.faults),
-            "windows": [
-                {"window": one.text, "waves": one.waves, "steps": one.steps} for one in self._load.windows() if one.reached
-            ],
-        }
-        if self._last is not None:
-            detail["state"] = self._last[1].state
-            if state == "hung":
-                detail["stood_still_s"] = round(self._clock.monotonic() - self._last[1].since, 2)
-                detail["device_signals"] = list(self._last[1].device_signals)
-        took = (self._clock.monotonic() - began) * 1e3
-        return StepOutcome(step.index, state, milliseconds=took, reasons=tuple(reasons), detail=detail)
+        sample, now = self._load.sample(), self._clock.monotonic()
+        detail = step_detail(self._load.wave, sample, self._load.windows(), self._last, now, state)
+        return StepOutcome(step.index, state, milliseconds=(now - began) * 1e3, reasons=tuple(reasons), detail=detail)
 
     # -- evidence ------------------------------------------------------------------------------------------------------------
 
@@ -492,47 +389,3 @@ class ServerGround:
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.stop()
-
-
-def _identity(pid: int | None) -> dict[str, Any]:
-    """A process for the timeline, so that it is told from a later one of the same number (``unwedge RUN``)."""
-    return {"pid": pid, "start_ticks": start_ticks(pid) if pid is not None else None, "boot": boot_id()}
-
-
-class _LoadView:
-    """The load of now, for an observer that outlives one load."""
-
-    def __init__(self, ground: ServerGround) -> None:
-        self._ground = ground
-
-    def sample(self) -> LoadSample:
-        load = self._ground.load
-        return load.sample() if load is not None else LoadSample(at=self._ground.now)
-
-
-class _Passing:
-    """Which live counts the first draining wave of a load has passed: fallen below one, or further tokens for all at it."""
-
-    def __init__(self, most: int, plan: LoadPlan) -> None:
-        waves = [wave for wave in plan.waves if sum(request.hold_back is None for request in wave.requests) >= most]
-        self._wave = waves[0].name if waves else ""
-        names = [wave.name for wave in plan.waves]
-        self._later = frozenset(names[names.index(self._wave) + 1 :]) if waves else frozenset(names)
-        self._peak = 0
-        self._at: tuple[int, Mapping[str, int]] = (-1, {})
-
-    def passed(self, count: int, wave: str, live: int, tokens: Mapping[str, int]) -> bool:
-        """Whether ``count`` is behind us. ``tokens``: received so far, by request."""
-        if wave in self._later:
-            return True
-        if wave != self._wave:
-            return False
-        self._peak = max(self._peak, live)
-        if live != self._at[0]:
-            self._at = (live, dict(tokens))
-        if self._peak < count or live > count:
-            return False
-        if live < count:
-            return True
-        before = self._at[1]
-        return sum(now > before.get(name, 0) for name, now in tokens.items()) >= live

@@ -22,8 +22,9 @@ from .prepare import PreparedRun
 from .run import RunSettings
 from .run_records import KernelRecord, RunRecord
 from .server_choice import ServerChoice, card_of, kernel_of, no_image, own_server, running_server
-from .server_ground import ServerGround, ServerSetup
+from .server_ground import ServerGround
 from .server_lines import first_lines_of_server
+from .server_opening import ServerSetup
 from .serving.drain_windows import DrainWindows, drain_windows
 from .serving.engine_flags import parse_flags
 from .serving.load_plan import LOAD_SCHEMA, LoadPlan, read_load_plan

@@ -11,9 +11,10 @@ import pytest
 
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import UsageError
-from dsv4_repro.repro import server_ground
 from dsv4_repro.repro.ground import CloseOutcome, GroundRequest
-from dsv4_repro.repro.server_ground import ServerGround, ServerSetup
+from dsv4_repro.repro.server_ground import ServerGround
+from dsv4_repro.repro.server_opening import ServerSetup
+from dsv4_repro.repro.server_steps import Passing
 from dsv4_repro.repro.serving.aims import Aim
 from dsv4_repro.repro.serving.completions import CompletionOutcome
 from dsv4_repro.repro.serving.drain_windows import drain_windows
@@ -104,7 +105,7 @@ def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
 
         def start() -> None:
             made._load = load
-            made._passing = server_ground._Passing(made._request.steps[0].live_requests, LOAD)
+            made._passing = Passing(made._request.steps[0].live_requests, LOAD)
 
         made._start_load = start
         return made
