@@ -37,7 +37,8 @@ from dsv4_repro.repro.gpu_ground import GpuGround
 from dsv4_repro.repro.gpu_trials import around_the_window, run_trials
 from dsv4_repro.repro.ground import CaptureOutcome, GroundRequest
 from dsv4_repro.repro.watchdog import Limits
-from dsv4_repro.scenarios.drain import DecodeStep, DrainPlan, decode_steps
+from dsv4_repro.scenarios.drain import DrainPlan
+from dsv4_repro.scenarios.drain_steps import DecodeStep, decode_steps
 
 #: Between the loop's instructions a polling thread may be seen anywhere, bytes.
 LOOP_BYTES = 0x80

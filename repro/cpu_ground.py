@@ -30,7 +30,7 @@ from ..kernels.sass.layout import RESERVED_SHARED
 from ..kernels.sass.machine import DEFAULT_BUDGET, Machine
 from ..kernels.sass.program import Program
 from ..kernels.sass.verdict import RunResult
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .ground import Artefact, CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .interpreted_state import fault_cause, interpreted_state, stop_document
 

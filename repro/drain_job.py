@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import UnavailableError, UsageError
 from ..kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
-from ..scenarios.drain import DecodeStep, DrainPlan, Producer
+from ..kernels.producer import Producer
+from ..scenarios.drain import DrainPlan
+from ..scenarios.drain_steps import DecodeStep
 from ..scenarios.registry import Scenario, scenario
 from .console import Screen
 from .device_probe import describe_gpu

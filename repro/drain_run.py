@@ -13,7 +13,7 @@ from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
 from ..errors import ReproError, RunStoreError
 from ..reports.document import ReportSource
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .console import Screen
 from .drain_job import DrainJob, job_of
 from .exits import exit_status

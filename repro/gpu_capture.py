@@ -29,7 +29,7 @@ from ..forensics.collect.proc import ProcCollector, process_state
 from ..forensics.device_state import CodeImage, DeviceState, GridState, Unread
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, ROW_STATE_SIZE, THREADS_PER_CTA
 from ..kernels.plan import LaunchPlan
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .child import Child
 from .gpu_collectors import GpuSnapshotCollector, RowStateCollector
 from .ground import Artefact, CaptureOutcome, Emit, GroundRequest

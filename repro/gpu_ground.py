@@ -21,7 +21,7 @@ from ..forensics.collect.cuda_gdb import find_cuda_gdb
 from ..forensics.collect.nvml import Nvml
 from ..forensics.device_state import Unread
 from ..kernels.device_records import launch_document
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .child import Child, ChildGoneError, raise_from
 from .child_answers import described, ended_step, released
 from .gpu_capture import DebuggerProbe, GpuCapture

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import ReproError
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .bounds import at_least, at_most
 from .gpu_ground import GpuGround
 from .ground import Emit, GroundRequest

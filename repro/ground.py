@@ -15,7 +15,8 @@ from ..forensics.device_state import DeviceState, Unread
 from ..forensics.records import Diagnosis, Evidence
 from ..kernels.image import KernelImage
 from ..kernels.plan import LaunchPlan
-from ..scenarios.drain import DecodeStep, DrainPlan
+from ..scenarios.drain import DrainPlan
+from ..scenarios.drain_steps import DecodeStep
 
 __all__ = [
     "Artefact",

@@ -11,7 +11,8 @@ from ..forensics.records import Diagnosis
 from ..kernels.image import KernelImage
 from ..kernels.plan import LaunchPlan
 from ..reports.document import equation, output_words, rank_rows, verdict_words
-from ..scenarios.drain import DecodeStep, DrainPlan, schedule_line
+from ..scenarios.drain import DrainPlan
+from ..scenarios.drain_steps import DecodeStep, schedule_line
 from .console import printable, wrap
 from .run_findings import RunResult
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..kernels.plan import DeviceDescription, LaunchPlan, plan_launch
-from ..scenarios.drain import DecodeStep, DrainPlan, Producer, decode_steps
+from ..kernels.producer import Producer
+from ..scenarios.drain import DrainPlan
+from ..scenarios.drain_steps import DecodeStep, decode_steps
 from .ground import GroundRequest
 from .kernel_choice import ChosenKernel
 

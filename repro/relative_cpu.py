@@ -20,7 +20,8 @@ from ..forensics.device_state import GridState
 from ..forensics.records import CLASSES, Diagnosis, Evidence, Verdict, Window
 from ..forensics.wrong_rows import PUBLISHED, explain_wrong_rows
 from ..kernels.abi import ARRIVAL_COUNTER_OFFSET, RELEASE_COUNT, ROW_STATE_SIZE
-from ..scenarios.drain import DrainPlan, decode_steps
+from ..scenarios.drain import DrainPlan
+from ..scenarios.drain_steps import decode_steps
 from ..scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row, SamplerLaunch
 from .interpreted_state import interpreted_state
 

@@ -21,7 +21,8 @@ from ..kernels.cooperative import CLUSTER
 from ..kernels.plan import LaunchPlan, resident_ctas_per_sm
 from ..kernels.reference import check_rows
 from ..kernels.topk_cases import TopKCase
-from ..scenarios.drain import DecodeStep, DrainPlan
+from ..scenarios.drain import DrainPlan
+from ..scenarios.drain_steps import DecodeStep
 from ..scenarios.launches import CooperativeLaunch, Launch, LeftoverCase, Row
 from .gpu_ground import GpuGround
 from .ground import GroundRequest, StepOutcome

@@ -19,7 +19,7 @@ from ..errors import ReproError, RunStoreError
 from ..forensics.device_state import DeviceState, Unread
 from ..forensics.records import Diagnosis, Evidence
 from ..kernels.abi import RELEASE_COUNT
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .captured import all_unread, counter_of_row_states, keep_captures, merge_states, only_counter, standing_counter
 from .ground import (
     Bounded,

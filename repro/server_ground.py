@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..clock import SYSTEM, Clock, Deadline
 from ..errors import ReproError, UsageError
 from ..forensics.records import Diagnosis, Evidence
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
 from .server_opening import ServerSetup, find_running, launch_of, ready_record, wait_until_ready
 from .server_steps import Passing, nothing_answered, standing_end, step_detail

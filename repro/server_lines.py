@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..forensics.device_state import Unread
 from ..kernels.plan import DeviceDescription
 from ..kernels.release_profiles import release_profile
-from ..scenarios.drain import schedule_line
+from ..scenarios.drain_steps import schedule_line
 from .kernel_choice import ChosenKernel
 from .narrate import expectation, kernel_line
 from .run import RunSettings

@@ -10,7 +10,8 @@ from ..forensics.chain import StepFacts
 
 if TYPE_CHECKING:
     from ..kernels.plan import LaunchPlan
-    from ..scenarios.drain import DecodeStep, DrainPlan
+    from ..scenarios.drain import DrainPlan
+    from ..scenarios.drain_steps import DecodeStep
     from .prepare import PreparedRun
 
 __all__ = ["computed_step", "step_facts"]

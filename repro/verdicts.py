@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..forensics.device_state import Unread
 from ..forensics.records import CLASSES, Diagnosis, UnreadItem, Verdict, Window
-from ..scenarios.drain import DecodeStep
+from ..scenarios.drain_steps import DecodeStep
 from .ground import Ready, StepOutcome, UnwedgeOutcome
 
 __all__ = [

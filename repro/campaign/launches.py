@@ -12,7 +12,8 @@ from ...clock import SYSTEM, Clock
 from ...errors import KernelNotFoundError, PlanError, ReproError
 from ...kernels.abi import RELEASE_COUNT
 from ...kernels.plan import DeviceDescription, LaunchPlan, plan_launch, vector_width
-from ...scenarios.drain import DecodeStep, DrainPlan
+from ...scenarios.drain import DrainPlan
+from ...scenarios.drain_steps import DecodeStep
 from ..captured import merge_states, standing_counters
 from ..ground import Ground, GroundRequest
 from ..kernel_choice import ChosenKernel, choose_kernel

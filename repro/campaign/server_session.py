@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...clock import SYSTEM, Clock, Deadline
 from ...errors import ReproError, UsageError
-from ...scenarios.drain import DecodeStep
+from ...scenarios.drain_steps import DecodeStep
 from ..console import Screen
 from ..ground import StepOutcome
 from ..leftovers import mark_run

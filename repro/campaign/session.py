@@ -18,7 +18,8 @@ from ...clock import SYSTEM, Clock, Deadline
 from ...errors import OurFaultError, ReproError, UsageError
 from ...kernels.abi import RELEASE_COUNT
 from ...kernels.plan import DeviceDescription, device_for_sm, device_named, vector_width
-from ...scenarios.drain import DecodeStep, Producer
+from ...kernels.producer import Producer
+from ...scenarios.drain_steps import DecodeStep
 from ..captured import merge_states, standing_counter, standing_counters
 from ..drain_flags import DEFAULT_ARCH
 from ..drain_job import bound_diagnose

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from ...errors import PlanError
 from ...kernels.plan import DEFAULT_PROFILE, DeviceDescription, LaunchPlan, device_for_sm, plan_launch
 from ...kernels.release_profiles import ReleaseProfile, release_profile
-from ...scenarios.drain import DecodeStep, DrainPlan, decode_steps
+from ...scenarios.drain import DrainPlan
+from ...scenarios.drain_steps import DecodeStep, decode_steps
 from .engine_flags import EngineFacts
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from pydantic import Field, field_validator, model_validator
 
 from ...errors import PlanError
 from ...kernels.graphs import decode_graph_sizes
-from ...scenarios.drain import DrainPlan, plan_requests
+from ...scenarios.drain import DrainPlan
+from ...scenarios.drain_steps import plan_requests
 from ..atomic import write_atomic
 from .aims import MAX_LIVE, MAX_MTP, PLAN_HELP, Aim, PlanPart, plan_errors, window
 from .completions import TOKEN_IDS, CompletionRequest, token_prompt

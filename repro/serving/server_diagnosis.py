@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import EvidenceError
 from ...forensics.device_state import Unread
 from ...forensics.records import Diagnosis, Evidence, Verdict, Window
-from ...scenarios.drain import DecodeStep, DrainPlan
+from ...scenarios.drain import DrainPlan
+from ...scenarios.drain_steps import DecodeStep
 from ..agent_show import read_agents
 from ..captured import all_unread
 from ..ground import CaptureOutcome, StepOutcome

@@ -26,7 +26,8 @@ from dsv4_repro.repro.ground import (
     UnwedgeOutcome,
 )
 from dsv4_repro.repro.runstore import RunStore
-from dsv4_repro.scenarios.drain import DecodeStep, DrainPlan, decode_steps
+from dsv4_repro.scenarios.drain import DrainPlan
+from dsv4_repro.scenarios.drain_steps import DecodeStep, decode_steps
 
 COUNTER = 0x7F0000005468
 

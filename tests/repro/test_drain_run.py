@@ -43,7 +43,8 @@ def play(fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
 
 
 def _danger(fakes: Any) -> int:
-    from dsv4_repro.scenarios.drain import DrainPlan, decode_steps
+    from dsv4_repro.scenarios.drain import DrainPlan
+    from dsv4_repro.scenarios.drain_steps import decode_steps
 
     steps = decode_steps(DrainPlan(requests=4, min_live=3, output=(4, 4), steps=8))
     return next(step.index for step in steps if step.danger)

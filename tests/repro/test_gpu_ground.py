@@ -26,7 +26,8 @@ from dsv4_repro.kernels.plan import device_named, plan_launch
 from dsv4_repro.repro.gpu_ground import GpuGround
 from dsv4_repro.repro.gpu_trials import around_the_window, run_trials
 from dsv4_repro.repro.ground import CaptureOutcome, Ground, GroundRequest
-from dsv4_repro.scenarios.drain import DrainPlan, decode_steps
+from dsv4_repro.scenarios.drain import DrainPlan
+from dsv4_repro.scenarios.drain_steps import decode_steps
 
 H200 = device_named("H200")
 FUNCTION = "_ZN10dsv4_repro10persistent22persistent_topk_kernelILi512ELj4EEEvNS0_20PersistentTopKParamsE"

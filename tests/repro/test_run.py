@@ -16,7 +16,7 @@ from dsv4_repro.repro.ground import GroundRequest
 from dsv4_repro.repro.run import RunSettings, run_workload
 from dsv4_repro.repro.run_findings import RunResult
 from dsv4_repro.repro.runstore import RunStore
-from dsv4_repro.scenarios.drain import DecodeStep
+from dsv4_repro.scenarios.drain_steps import DecodeStep
 
 Build = Callable[..., GroundRequest]
 

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 
 from dsv4_repro.errors import PlanError
 from dsv4_repro.kernels.plan import device_named, plan_launch
-from dsv4_repro.scenarios.drain import (
-    MAX_PLAN_BYTES,
-    DrainPlan,
-    decode_steps,
-    load_plan,
-    plan_requests,
-    schedule_line,
-    schema,
-)
+from dsv4_repro.scenarios.drain import MAX_PLAN_BYTES, DrainPlan, load_plan, schema
+from dsv4_repro.scenarios.drain_steps import decode_steps, plan_requests, schedule_line
 
 
 def test_the_defaults_are_the_published_ones() -> None:
@@ -165,7 +158,8 @@ def test_the_same_seed_gives_the_same_steps_everywhere() -> None:
         [
             sys.executable,
             "-c",
-            "from dsv4_repro.scenarios.drain import *; print(hash(decode_steps(DrainPlan(seed=7))[-1].lengths))",
+            "from dsv4_repro.scenarios.drain import *; from dsv4_repro.scenarios.drain_steps import *; "
+            "print(hash(decode_steps(DrainPlan(seed=7))[-1].lengths))",
         ],
         capture_output=True,
         text=True,

@@ -26,7 +26,8 @@ from dsv4_repro.repro.gpu_ground import GpuGround
 from dsv4_repro.repro.ground import CloseOutcome
 from dsv4_repro.repro.kernel_choice import ChosenKernel
 from dsv4_repro.repro.watchdog import Limits
-from dsv4_repro.scenarios.drain import DrainPlan, decode_steps
+from dsv4_repro.scenarios.drain import DrainPlan
+from dsv4_repro.scenarios.drain_steps import decode_steps
 
 FUNCTION = "_ZN10dsv4_repro10persistent22persistent_topk_kernelILi512ELj4EEEvNS0_20PersistentTopKParamsE"
 

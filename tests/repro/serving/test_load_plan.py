@@ -19,7 +19,8 @@ from dsv4_repro.repro.serving.load_plan import (
     LoadPlan,
     read_load_plan,
 )
-from dsv4_repro.scenarios.drain import DrainPlan, plan_requests
+from dsv4_repro.scenarios.drain import DrainPlan
+from dsv4_repro.scenarios.drain_steps import plan_requests
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_others() -> None:
