@@ -88,7 +88,7 @@ def read_agents(folder: Path) -> AgentDocument:
         raise EvidenceError(
             f"cannot be read: {error.strerror or error}",
             path=str(folder),
-            help_text="Name the server's DSV4_REPRO_AGENT_DIR: dsv4-repro agent show FOLDER. "
+            help_text="Name the server's DSV4_REPRO_AGENT_DIR, or a pid of it: dsv4-repro agent show FOLDER|PID. "
             "There is none where no server was started with DSV4_REPRO_AGENT=1 (docs/agent.md).",
         ) from None
     keys = {name.split("-", 1)[1].rsplit(".", 1)[0] for name in names if name.startswith(("ring-", "status-"))}

@@ -127,6 +127,6 @@ def armed_checks(target: ServerTarget, *, proc: Path = Path("/proc")) -> list[Ch
 
 def armed_of(pid: int, *, clock: Clock = SYSTEM) -> Sequence[Check]:
     """The checks of the server that the process belongs to. UnavailableError: no such process."""
-    from .serving.ranks import find_server
+    from .serving.ranks import find_named
 
-    return armed_checks(find_server(pid, clock=clock))
+    return armed_checks(find_named(pid, clock=clock))

@@ -36,7 +36,10 @@ def register(app: typer.Typer) -> None:
     @flags(Common)
     def show(
         common: Common,
-        folder: Annotated[Path | None, typer.Argument(help="The agent's folder (DSV4_REPRO_AGENT_DIR).", metavar="FOLDER")] = None,
+        folder: Annotated[
+            Path | None,
+            typer.Argument(help="The agent's folder (DSV4_REPRO_AGENT_DIR), or a PID of its server.", metavar="FOLDER|PID"),
+        ] = None,
     ) -> int:
         """Per process: last step, steps not seen to end, what is armed, what was found and what not. Reads files only.
 
@@ -50,7 +53,10 @@ def register(app: typer.Typer) -> None:
     @flags(Common)
     def ask(
         common: Common,
-        folder: Annotated[Path | None, typer.Argument(help="The agent's folder (DSV4_REPRO_AGENT_DIR).", metavar="FOLDER")] = None,
+        folder: Annotated[
+            Path | None,
+            typer.Argument(help="The agent's folder (DSV4_REPRO_AGENT_DIR), or a PID of its server.", metavar="FOLDER|PID"),
+        ] = None,
         pid: Annotated[int | None, typer.Option("--pid", help="The worker to ask, where there are several.", min=1)] = None,
     ) -> int:
         """Ask the agent in a worker for arrival counters and lengths, also while its GPU is wedged. Writes one file to FOLDER.

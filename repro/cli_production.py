@@ -105,8 +105,8 @@ def register(app: typer.Typer) -> None:
         """An exec liveness probe: quick, touches nothing. With its recorders it needs no memory of its own; else it remembers
         between two probes when a counter last moved.
 
-        Exit status: 0 alive (or idle, or starting), 3 no progress for --max-stall seconds, 5 not known. A liveness probe fails on
-        anything but 0: map 5 to 0 where "not known" should not restart a pod (docs/production.md).
+        Exit status: 0 alive (or idle, or, with --pid, starting), 3 no progress for --max-stall seconds, 5 not known. A liveness
+        probe fails on anything but 0: map 5 to 0 where "not known" should not restart a pod (docs/production.md).
         """
         from .probe_verb import run_probe
 

@@ -37,9 +37,9 @@ def _folder(agent_dir: Path | None, pid: int | None, clock: Clock) -> tuple[Path
     """(folder of recorders, the server's URL, its workers) as far as a PID tells."""
     if pid is None:
         return agent_dir, None, None
-    from .serving.ranks import find_server
+    from .serving.ranks import find_named
 
-    target = find_server(pid, clock=clock)
+    target = find_named(pid, clock=clock)
     return agent_dir or target.agent_folder, target.base_url, frozenset(rank.pid for rank in target.ranks) or None
 
 
@@ -53,12 +53,15 @@ def _recorders(folder: Path, workers: frozenset[int] | None, max_stall: float, c
     return by_recorders([rank for rank in found if workers is None or rank.pid in workers], max_stall)
 
 
-def _counters(url: str, state: Path | None, max_stall: float, clock: Clock) -> Liveness:
+def _counters(url: str, pid: int | None, state: Path | None, max_stall: float, clock: Clock) -> Liveness:
     from ..forensics.collect.engine_metrics import scrape
 
     reading = scrape(url, timeout_s=SCRAPE_S, clock=clock)
     if reading.health == 503:
         return Liveness("stalled", "/health says 503: the engine is dead")
+    if pid is not None and reading.unread and all("refused" in item.why for item in reading.unread):
+        # vLLM listens once it has loaded. Without a pid a server that is gone looks the same.
+        return Liveness("alive", f"process {pid} runs and does not listen at {url}: it is starting, or ending")
     if not reading.values:
         why = "; ".join(f"{item.what}: {item.why}" for item in reading.unread) or "no counters"
         return Liveness("unknown", why)
@@ -77,7 +80,7 @@ def _look(max_stall: float, pid: int | None, url: str | None, agent_dir: Path | 
         where = url or found_url
         if seen.state != "unknown" or where is None:
             return seen
-        return _counters(where, state, max_stall, clock)
+        return _counters(where, pid, state, max_stall, clock)
     except UnavailableError as error:
         return Liveness("unknown", str(error))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from .serving.canary import CANARY_PROMPT, CANARY_TOKENS
+from .serving.permission import as_root, closed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,9 @@ def end_lines(
     if state.state == "hung":
         return []
     if state.state == "no server":
-        return [f"NOT DECIDED: no server{': ' + why if why else ''}", *([help_text] if help_text else [])]
+        # A command is not to be broken: the one that lists what is here stands for those of the help.
+        more = [help_text] if help_text and "dsv4-repro" not in help_text else []
+        return [f"NOT DECIDED: no server{': ' + why if why else ''}", *more, "next: dsv4-repro why"]
     named = None if target is None else target.api_pid or target.base_url
     shown = "; ".join(assessment.reasons) if assessment is not None and assessment.reasons else state.reason
     if state.state == "healthy":
@@ -83,7 +86,10 @@ def end_lines(
         follow = [f"next: dsv4-repro autopsy {log}"] if log is not None else []
         return [f"ENDED ({state.state}): {shown or 'its processes are gone'}", *follow]
     lines = [f"NOT DECIDED: {state.state}{': ' + shown if shown else ''}", *_blind_line(assessment)]
-    return [*lines, *([f"next: dsv4-repro why {named}"] if named is not None else [])]
+    command = f"dsv4-repro why {named}"
+    if target is not None and closed(target.unread):
+        command = f"{as_root(command)}    # as root, or as the server's user, more is read"
+    return [*lines, *([f"next: {command}"] if named is not None else [])]
 
 
 def _blind_line(assessment: Assessment | None) -> list[str]:

@@ -77,7 +77,7 @@ class _Finder:
         self.last: ServerTarget | None = None
 
     def __call__(self) -> ServerTarget | None:
-        from .serving.ranks import find_server, with_log
+        from .serving.ranks import find_named, with_log
 
         names: list[int | str | None] = [self._url] if self._url is not None else []
         # A pid that was given to another process since is not the server.
@@ -85,18 +85,18 @@ class _Finder:
             names.insert(0, self._pid)
         elif self._pid is not None and self._url is None:
             self.why = f"process {self._pid} is gone, and its URL was not known: where it comes back is not known"
-            self.help_text = "Is there another one? dsv4-repro why"
+            self.help_text = ""
         elif self._pid is None and self._url is None:
             names = [None]
         for named in names:
             try:
-                target = find_server(named, clock=self._clock)
+                target = find_named(named, clock=self._clock)
             except UnavailableError as error:
                 self.why, self.help_text = str(error), error.help_text
                 continue
             if target.api_pid is None and target.base_url is not None and not _answers(target.base_url):
                 self.why = f"{target.base_url} does not answer, and no process is seen behind it"
-                self.help_text = "Is the address right? Servers that are seen here: dsv4-repro why"
+                self.help_text = "Is the address right?"
                 continue
             self._url = self._url if self._given else target.base_url or self._url
             if self._url is not None and (self._given or target.base_url is None):

@@ -11,6 +11,7 @@ from ..clock import SYSTEM, Clock
 from ..errors import ReproError, UnavailableError, UsageError
 from ..forensics.device_state import Unread
 from .console import Screen, printable
+from .serving.permission import as_root, closed
 from .serving.questions import Question
 from .serving.records import ServerTarget
 from .serving.standing import CARDS_GUESSED, SPINS, Standing
@@ -42,10 +43,10 @@ class SeveralServersError(UnavailableError):
 
 def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
     """The server named by PID or URL, else the only one here. UnavailableError: none, or several (listed)."""
-    from .serving.ranks import find_server, find_servers
+    from .serving.ranks import find_named, find_servers
 
     if named is not None:
-        return _answered(Question("the server", lambda: find_server(named, clock=clock), FIND_S, clock))
+        return _answered(Question("the server", lambda: find_named(named, clock=clock), FIND_S, clock))
     found = _answered(Question("the servers of this machine", find_servers, FIND_S, clock))
     if not found:
         raise UnavailableError(
@@ -152,7 +153,18 @@ def _word(class_: str, confidence: str, *sentences: str, cause: str | None = Non
 
 
 def next_steps(stand: Standing, seen: Look) -> tuple[str, ...]:
-    """Commands in the order that respects the engine's deadline: evidence first, while there is some; the release; the restart."""
+    """Commands in the order that respects the engine's deadline: evidence first, while there is some; the release; the restart.
+    As root where the server is another user's: what those read and write is closed to us."""
+    steps = _steps(stand, seen)
+    if not closed(seen.unread):
+        return steps
+    pid = seen.target.api_pid if seen.target.api_pid is not None else next(iter(seen.target.engine_pids), None)
+    if stand.state in ("suspect", "unknown") and pid is not None:
+        return (f"{as_root(f'dsv4-repro why {pid}')}    # as root, or as the server's user, more is read", *steps[:1])
+    return tuple(as_root(step) if step.startswith("dsv4-repro ") and stand.state == "hung" else step for step in steps)
+
+
+def _steps(stand: Standing, seen: Look) -> tuple[str, ...]:
     worker = seen.target.ranks[0].pid if seen.target.ranks else None
     engine = seen.target.engine_pids[0] if seen.target.engine_pids else seen.target.api_pid
     pid = worker if worker is not None else engine
@@ -252,10 +264,19 @@ def run_why(named: str | None, common: Common, *, log: Path | None = None, clock
         target = with_log(find_one(named, clock), log)
     except UnavailableError as error:
         several = isinstance(error, SeveralServersError)
-        following = tuple(f"dsv4-repro why {pid}" for pid in error.pids[:8]) if isinstance(error, SeveralServersError) else ()
+        following = (
+            tuple(f"dsv4-repro why {pid}" for pid in error.pids[:8])
+            if isinstance(error, SeveralServersError)
+            else ("dsv4-repro why    # which servers are seen here",)
+            if named is not None
+            else ("dsv4-repro doctor    # whether other processes can be seen from here",)
+        )
+        # Help that is a command is among the commands.
+        hint = "" if several or (named is not None and "dsv4-repro" in error.help_text) else error.help_text
+        reasons = (f"{error}. {hint}" if hint else str(error),)
         document = WhyDocument(
-            outcome="inconclusive", state="unknown" if several else "no server", exit_status=5, reasons=(str(error),),
-            next=following or ((error.help_text,) if error.help_text else ()), seconds=round(clock.monotonic() - began, 2),
+            outcome="inconclusive", state="unknown" if several else "no server", exit_status=5, reasons=reasons,
+            next=following, seconds=round(clock.monotonic() - began, 2),
         )  # fmt: skip
         return _show(document, screen)
     seen = look(target, clock=clock, seconds=PROMISE_S - (clock.monotonic() - began))

@@ -54,9 +54,8 @@ def by_recorders(ranks: Sequence[RecordedRank], max_stall: float) -> Liveness:
             "unknown", f"worker {deaf[0].pid}: its agent has not run for {deaf[0].heard_age_s:.0f} s, so sees no step end"
         )
     ages = [rank.unfinished_age_s for rank in ranks if rank.unfinished_age_s is not None]
-    text = (
-        f"{len(ranks)} recorders, oldest step under way {max(ages):.1f} s" if ages else f"{len(ranks)} recorders, no step under way"
-    )
+    many = f"{len(ranks)} recorder{'' if len(ranks) == 1 else 's'}"
+    text = f"{many}, oldest step under way {max(ages):.1f} s" if ages else f"{many}, no step under way"
     return Liveness("alive", text, max(ages, default=0.0))
 
 

@@ -33,7 +33,7 @@ from .records import Rank, ServerTarget
 from .roles import is_ray_worker, option, roles_of, server_roots
 from .shown_words import shown_title
 
-__all__ = ["agent_names", "find_server", "find_servers", "is_same", "output_rank", "refresh", "with_log"]
+__all__ = ["agent_names", "find_named", "find_server", "find_servers", "is_same", "output_rank", "refresh", "with_log"]
 
 _PROC = Path("/proc")
 _LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::", "")
@@ -66,6 +66,29 @@ def find_server(
     return _by_url(look, text)
 
 
+def find_named(
+    which: int | str | None = None, *, clock: Clock = SYSTEM, root: Path = _PROC, nvml: Callable[[], Nvml] = Nvml
+) -> ServerTarget:
+    """``find_server`` for what a person typed: UnavailableError also where the pid's process is no server for all that is seen of
+    it (not recognised, no worker, no GPU, no port, no recorder), or has ended and only its entry is left."""
+    target = find_server(which, clock=clock, root=root, nvml=nvml)
+    doubt = next((item for item in target.unread if item.what == "the server"), None)
+    if doubt is None or target.api_pid is None:
+        return target
+    here = "Which servers are here: dsv4-repro why"
+    if start_ticks(target.api_pid, root) is None:
+        raise UnavailableError(
+            f"process {target.api_pid} has ended: a zombie is left of it, until its parent asks how it ended",
+            help_text=f"What its log says: dsv4-repro autopsy LOG. {here}",
+        )
+    if not (target.ranks or target.engine_pids or target.base_url or target.agent_folder):
+        named = doubt.why.partition(":")[0]
+        raise UnavailableError(
+            f"{named}, and nothing of one is seen below it: no worker, no GPU, no port, no recorder", help_text=here
+        )
+    return target
+
+
 def _look(root: Path, clock: Clock, nvml: Callable[[], Nvml]) -> Look:
     asked = start_asking(nvml)  # beside the process table: a driver in trouble takes its time
     deadline = Deadline(_NVML_S, clock)
@@ -84,7 +107,9 @@ def _the_only_one(look: Look) -> ServerTarget:
             help_text="Name it: dsv4-repro why PID, or: dsv4-repro why http://HOST:PORT (in a container, run this inside it)",
         )
     listed = ", ".join(f"{pid} ({shown_title(look.table.entries[pid], 60)})" for pid in roots[:8])
-    raise UnavailableError(f"{len(roots)} servers are running: {listed}", help_text="Name one by its pid or its URL.")
+    raise UnavailableError(
+        f"{len(roots)} servers are running: {listed}", help_text=f"Name one, for example: dsv4-repro watch --pid {roots[0]}"
+    )
 
 
 def _by_pid(look: Look, pid: int) -> ServerTarget:
@@ -99,7 +124,13 @@ def _by_pid(look: Look, pid: int) -> ServerTarget:
     if found is None:
         # A program that only starts the server may be named too.
         below = [one for one in look.table.below(pid) if one in roots]
-        found = below[0] if len(below) == 1 else None
+        if len(below) > 1:
+            listed = ", ".join(map(str, below[:8]))
+            raise UnavailableError(
+                f"{len(below)} servers run below process {pid}: {listed}",
+                help_text=f"Name one, for example: dsv4-repro why {below[0]}",
+            )
+        found = below[0] if below else None
     if found is not None:
         return _target(look, found, None)
     target = _target(look, pid, None)

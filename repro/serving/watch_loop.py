@@ -16,6 +16,7 @@ from ...clock import SYSTEM, Clock, Deadline
 from ...errors import ReproError
 from .agent_counters import agent_counters
 from .exporter import WatchState
+from .permission import closed
 from .records import Assessment, ServerTarget, Snapshot
 
 __all__ = ["Hang", "ObserverLike", "WatchLoop"]
@@ -202,7 +203,9 @@ class WatchLoop:
         self._say(f"{'found again' if self._had_server else 'watching'}: {where}, {len(target.ranks)} worker(s)")
         for item in target.unread:
             if item.what == "the server":
-                self._say(f"{item.why} {item.remedy}".strip(), style="note")
+                self._say(f"{item.why}. {item.remedy}".strip(), style="note")
+        if names := closed(target.unread):
+            self._say(f"closed to this user: {', '.join(names)}; as root, or as the server's user, more is seen", style="note")
         self._had_server = True
 
     def _leave(self, *, count_restart: bool) -> None:
