@@ -20,6 +20,7 @@ from ...errors import PlanError
 from ...forensics.device_state import Unread
 from ...forensics.evidence.opening import at_once
 from .audited_builds import Audited, recall_audit
+from .permission import as_root, closed
 
 if TYPE_CHECKING:
     from ...forensics.audit.recipe import Recipe
@@ -205,7 +206,15 @@ def live_build(pid: int, arguments: Sequence[str], *, proc: Path = Path("/proc")
         )
         return LiveBuild("possible", text, releases, libraries, counts, notes, tuple(unread))
     whose = f"that of vLLM {' or '.join(releases)}" if releases else "of no release known here" if members else "not read"
+    # The audit reads the same memory map.
+    proof = (
+        "its machine code cannot be read from here"
+        if not libraries
+        else f"the proof on the loaded code takes half a minute: {audit}"
+    )
+    if not libraries and closed(unread):
+        proof = f"the proof on its machine code takes half a minute: {as_root(audit)}"
     return LiveBuild(
-        "not known", f"its Python is {whose}; the proof on the loaded code takes half a minute: {audit}",
+        "not known", f"its Python is {whose}; {proof}",
         releases, libraries, counts, notes, tuple(unread),
     )  # fmt: skip

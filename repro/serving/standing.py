@@ -167,14 +167,19 @@ def standing(
         if start.is_starting:
             return Standing("starting", start.lines(), live_requests=live)
     phase = next((item.log.phase for item in reversed(snapshots) if item.log is not None), "")
-    if assessment is not None and assessment.state == "starting" and (phase not in ("", "serving") or health not in (None, 200)):
-        # Nothing answers and no line says that it loads: that is not known, and not fine.
+    seen = any(item.processes for item in snapshots)
+    told = phase not in ("", "serving") or (seen and health not in (None, 200))
+    if assessment is not None and assessment.state == "starting" and told:
+        # Nothing answers and no line says that it loads: that is not known, and not fine. Nor is what answers 404 or 502 on another
+        # machine: a gateway, or no server of vLLM at all.
         return Standing("starting", assessment.reasons, live_requests=live)
     signals, against = _device_signals(snapshots) if snapshots else ([], [])
     still, known, why = _still(snapshots, history) if snapshots else (None, "not observed", [])
     unfinished = [item for item in snapshots[-1].progress if item.unfinished and not item.error] if snapshots else []
     if last is None and not unfinished:
         reasons = tuple(dict.fromkeys(item.engine.error for item in snapshots if item.engine is not None and item.engine.error))
+        if health not in (None, 200):
+            reasons = (f"{_health_text(health)}: is it a server of vLLM, and not something before it?", *reasons)
         return Standing(
             "unknown",
             reasons or ("neither the metrics nor a recorder could be read",),

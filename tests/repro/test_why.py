@@ -30,6 +30,7 @@ from dsv4_repro.repro.serving.records import (
     DeviceSample,
     EngineSample,
     LogSample,
+    ProcessSample,
     Rank,
     RankProgress,
     ServerTarget,
@@ -312,6 +313,18 @@ def test_a_server_that_answers_nothing_is_starting_only_where_its_log_says_so() 
     assert standing(silent, starting).state == "unknown"
     told = [*silent, Snapshot(1003.0, log=LogSample(1003.0, phase="load"))]
     assert standing(told, starting).state == "starting"
+
+
+@pytest.mark.parametrize("health", [401, 404, 426, 502, 503, 504])
+def test_what_answers_otherwise_is_starting_only_where_its_processes_are_seen(health: int) -> None:
+    """A gateway, or something else that speaks HTTP: "starting" would be exit status 0."""
+    shots = [Snapshot(1000.0 + n, EngineSample(1000.0 + n, health=health, error="HTTP status 426")) for n in range(3)]
+    starting = Assessment("starting", 1002.0, 1000.0, ("not ready yet",))
+    found = standing(shots, starting)
+    assert found.state == "unknown"
+    assert f"/health {health}" in found.reasons[0]
+    here = [replace(shot, processes=(ProcessSample(shot.at, 7, "api", "S"),)) for shot in shots]
+    assert standing(here, starting).state == "starting"
 
 
 # -- what is said, without a server ------------------------------------------------------------------------------------------------

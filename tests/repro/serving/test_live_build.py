@@ -122,6 +122,15 @@ def test_a_deleted_library_and_a_process_without_one(proc: Path) -> None:
     found = live_build(PID, SERVE, proc=proc)
     assert found.affected == "not known"
     assert any(item.what == "loaded library" for item in found.unread)
+    assert "dsv4-repro audit" not in found.text, "it would read the same map"
+
+
+def test_another_users_process_is_audited_as_root(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> tuple[str, ...]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dsv4_repro.repro.serving.live_build.loaded_libraries", refused)
+    assert f'sudo "$(command -v dsv4-repro)" audit {PID}' in live_build(PID, SERVE, proc=proc).text
 
 
 def test_an_audit_of_the_same_files_and_flags_is_remembered(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
