@@ -25,7 +25,6 @@ class GpuCard:
     def __init__(self, nvml: Callable[[], Nvml] = Nvml, clock: Clock = SYSTEM) -> None:
         self._make_nvml = nvml
         self._clock = clock
-        self._gpm: Gpm | None = None
         self._samples: SampleThread | None = None
         self.device: NvmlDevice | None = None
         self.before: GpuSample | None = None
@@ -59,18 +58,23 @@ class GpuCard:
         return {field: value for field, value in dataclasses.asdict(identity).items() if field != "unread"}
 
     def start_sampling(self) -> None:
-        """Look at it ten times a second from now on, its counters too where there are any."""
+        """Look at it ten times a second from now on, its counters too where there are any.
+
+        An earlier thread ends first: a second child, for a core dump, is opened while the first one's card is still looked at.
+        """
+        self.stop_sampling()
         device = self.device
         if device is None:
             return
+        gpm: Gpm | None = None
         try:
-            self._gpm = Gpm(device, self._clock)
+            gpm = Gpm(device, self._clock)
         except UnavailableError as error:
             self.unread.append(Unread("GPM", str(error), error.help_text))
 
         def look() -> GpuSample:
-            if self._gpm is not None:
-                self.latest_gpm = self._gpm.look() or self.latest_gpm
+            if gpm is not None:
+                self.latest_gpm = gpm.look() or self.latest_gpm
             return device.sample(clock=self._clock)
 
         self._samples = SampleThread(look, period_s=0.1, clock=self._clock)
@@ -84,7 +88,8 @@ class GpuCard:
     def stop_sampling(self) -> None:
         """End the looks; may be called twice."""
         if self._samples is not None:
-            self._samples.stop()
+            if not self._samples.stop():
+                self.unread.append(Unread("NVML", "a call has not come back; what it was asked for is left to it"))
             self._samples = None
 
     def left_as_found(self, pid: int) -> tuple[bool | None, str]:

@@ -7,6 +7,7 @@ from a whole spinning device, which utilisation cannot. Metric numbers: ``nvmlGp
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,11 @@ class GpmSample:
 
 
 class Gpm:
-    """GPM of one card. UnavailableError where the card or the binding has none."""
+    """GPM of one card, for any thread. UnavailableError where the card or the binding has none.
+
+    NVML writes into the two samples that it is given: two calls at once on the same sample end the process with SIGSEGV (seen
+    with driver 580.159.04).
+    """
 
     def __init__(self, device: NvmlDevice, clock: Clock = SYSTEM) -> None:
         self._n: Any = device.module
@@ -71,9 +76,19 @@ class Gpm:
         except AttributeError as error:
             raise UnavailableError(f"GPM: the binding lacks it: {error}", help_text="pip install -U nvidia-ml-py") from error
         self._since = clock.monotonic()
+        self._inside = threading.Lock()
 
     def look(self) -> GpmSample | None:
-        """Averages since the last look, which this one then replaces; None when that was less than 0.1 s ago."""
+        """Averages since the last look, which this one then replaces; None when that was less than 0.1 s ago, or while another
+        thread is in it (a driver in trouble can keep it there)."""
+        if not self._inside.acquire(blocking=False):
+            return None
+        try:
+            return self._look()
+        finally:
+            self._inside.release()
+
+    def _look(self) -> GpmSample | None:
         now = self._clock.monotonic()
         if now - self._since < SHORTEST_INTERVAL_S:
             return None

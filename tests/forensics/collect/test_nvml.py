@@ -12,6 +12,7 @@ from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import NoDeviceError, NoDriverError, UnavailableError
 from dsv4_repro.forensics.collect.gpm import METRICS, Gpm
 from dsv4_repro.forensics.collect.nvml import Nvml, SampleThread
+from dsv4_repro.repro.gpu_card import GpuCard
 
 
 class FakeNvml:
@@ -248,3 +249,53 @@ def test_a_look_that_never_returns_does_not_hold_the_caller() -> None:
     thread.start()
     assert not thread.stop(0.05)
     release.set()
+
+
+class SlowGpm(FakeNvml):
+    """GPM calls wait for ``go`` and count how many are inside at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.entered, self.inside, self.most = threading.Event(), threading.Event(), 0, 0
+        self.slow = False
+
+    def nvmlGpmSampleGet(self, card: str, sample: object) -> object:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        if self.slow:
+            self.entered.set()
+            assert self.go.wait(10.0)
+        self.inside -= 1
+        return sample
+
+
+def test_no_two_threads_are_in_the_same_samples_of_gpm() -> None:
+    """NVML writes into them: two at once ended the process."""
+    clock, module = FakeClock(), SlowGpm()
+    gpm = Gpm(card(module), clock)
+    module.slow = True
+    clock.sleep(1.0)
+    thread = threading.Thread(target=gpm.look)
+    thread.start()
+    assert module.entered.wait(10.0)
+    assert gpm.look() is None
+    module.go.set()
+    thread.join(10.0)
+    assert module.most == 1
+    clock.sleep(1.0)
+    assert gpm.look() is not None
+
+
+def test_a_card_is_looked_at_by_one_thread_however_often_it_is_opened() -> None:
+    """A second child, for a core dump, starts the looks again while those beside the first one still run."""
+    module = FakeNvml()
+    held = GpuCard(lambda: Nvml(module))
+    held.look("GPU-01020304", 1, share=True)
+    try:
+        for _ in range(3):
+            held.start_sampling()
+            running = [thread for thread in threading.enumerate() if thread.name == "dsv4-repro-sampler" and thread.is_alive()]
+            assert len(running) == 1
+    finally:
+        held.stop_sampling()
+    assert not [thread for thread in threading.enumerate() if thread.name == "dsv4-repro-sampler"]
