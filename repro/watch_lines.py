@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .serving.canary import CANARY_PROMPT, CANARY_TOKENS
 from .serving.permission import as_root, closed
+from .serving.watch_loop import autopsy_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,7 @@ def first_lines(flags: Watched, root: Path, seconds: float | None) -> list[str]:
     end = "until Ctrl-C or SIGTERM" if seconds is None else f"for {seconds:g} s at most"
     if flags.once:
         end = f"until its state is decided, {end}"
-    touches = "reads only, sends nothing" if flags.canary_s is None else "reads"
+    touches = "reads only, sends nothing to it" if flags.canary_s is None and not flags.attach else "reads"
     lines = [f"watch: the server of {named or 'this machine'}, {end}; {touches}"]
     if flags.canary_s is not None:
         lines.append(
@@ -66,9 +67,14 @@ def end_lines(
 ) -> list[str]:
     """Verdict, what shows it, next command. ``target``: the server that was last found; ``why``, ``help_text``: why none is."""
     if not once:
+        log = target.log_path if target is not None and state.state in ("exited", "crashed") else None
         counts = f"{state.hangs} hang(s), {state.restarts} restart(s)"
         found = f"{state.state}{': ' + why if state.state == 'no server' and why else ''}"
-        return [f"watch ended; {counts} seen; the server: {found}", *([f"last run: {state.run}"] if state.run else [])]
+        return [
+            f"watch ended; {counts} seen; the server: {found}",
+            *([f"last run: {state.run}"] if state.run else []),
+            *([f"next: {autopsy_of(log)}"] if log is not None else []),
+        ]  # fmt: skip
     if state.state == "hung":
         return []
     if state.state == "no server":
@@ -83,7 +89,7 @@ def end_lines(
         return [f"HEALTHY: {shown or moved}; live requests: {live}", *_blind_line(assessment)]
     if state.state in ("exited", "crashed"):
         log = target.log_path if target is not None else None
-        follow = [f"next: dsv4-repro autopsy {log}"] if log is not None else []
+        follow = [f"next: {autopsy_of(log)}"] if log is not None else []
         return [f"ENDED ({state.state}): {shown or 'its processes are gone'}", *follow]
     lines = [f"NOT DECIDED: {state.state}{': ' + shown if shown else ''}", *_blind_line(assessment)]
     command = f"dsv4-repro why {named}"

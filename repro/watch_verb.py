@@ -289,6 +289,8 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
     root = common.out if common.out is not None else Path("runs")
     seconds = common.timeout if common.timeout is not None else ONCE_S if flags.once else None
     screen.tell(first_lines(flags, root, seconds), indent=_INDENT)
+    if flags.attach and (missing := _no_debugger()):
+        screen.tell([f"--attach: nothing would be attached: {missing}"], style="note", indent=_INDENT)
     finder = _Finder(flags.pid, flags.url, flags.log, clock)
     actions = _Actions(flags, root, screen, clock)
     say = _teller(screen, clock)
@@ -329,9 +331,22 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
     return _end(flags, loop, finder, actions, screen)
 
 
+def _no_debugger() -> str:
+    """Why an attach would fail before it began, as far as is known now; at the hang it is too late to learn it."""
+    from ..forensics.collect.cuda_gdb import find_cuda_gdb
+
+    try:
+        find_cuda_gdb()
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
 def _teller(screen: Screen, clock: Clock) -> Callable[..., None]:
     def say(*lines: str, style: str = "") -> None:
-        screen.tell((f"{utc_stamp(clock)} {line}" for line in lines if line), style=style, indent=_INDENT)
+        # A command is there to be pasted: no time before it.
+        stamped = (line if line.startswith("next: ") else f"{utc_stamp(clock)} {line}" for line in lines if line)
+        screen.tell(stamped, style=style, indent=_INDENT)
 
     return say
 

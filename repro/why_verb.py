@@ -15,6 +15,7 @@ from .serving.permission import as_root, closed
 from .serving.questions import Question
 from .serving.records import ServerTarget
 from .serving.standing import CARDS_GUESSED, SPINS, Standing
+from .serving.watch_loop import autopsy_of
 from .serving.why_look import Look, look
 from .why_document import WhyBuild, WhyCause, WhyDeadline, WhyDocument, WhyRank, why_lines
 
@@ -182,7 +183,7 @@ def _steps(stand: Standing, seen: Look) -> tuple[str, ...]:
     if stand.state == "starting" and engine is not None:
         return (f"dsv4-repro why {engine}",)
     if stand.state == "ended" and seen.target.log_path is not None:
-        return (f"dsv4-repro autopsy {seen.target.log_path}",)
+        return (autopsy_of(seen.target.log_path),)
     if stand.state == "unknown":
         return ("dsv4-repro why    # on the server's machine, inside its container: its processes were not seen from here",)
     return ()

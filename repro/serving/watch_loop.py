@@ -6,10 +6,12 @@ bounded: one target, one observer, the last ten minutes of samples.
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from ...clock import SYSTEM, Clock, Deadline
@@ -19,7 +21,7 @@ from .exporter import WatchState
 from .permission import closed
 from .records import Assessment, ServerTarget, Snapshot
 
-__all__ = ["Hang", "ObserverLike", "WatchLoop"]
+__all__ = ["Hang", "ObserverLike", "WatchLoop", "autopsy_of"]
 
 LOOK_S = 0.5
 FIND_S = 5.0
@@ -33,6 +35,11 @@ SAME_S = 60.0
 def _identity(target: ServerTarget) -> tuple[object, ...]:
     """Which processes a server is; nothing for one on another machine."""
     return (target.api_pid, target.engine_pids, tuple((rank.pid, rank.start_ticks) for rank in target.ranks))
+
+
+def autopsy_of(log: Path) -> str:
+    """The command that reads a server's log, for a shell."""
+    return shlex.join(["dsv4-repro", "autopsy", str(log)])
 
 
 class ObserverLike(Protocol):
@@ -153,7 +160,9 @@ class WatchLoop:
             # The first word after a server was found rests on one look: it is no finding yet.
             first = assessment.state == "healthy" and before == "no server"
             why = f": {assessment.reasons[0]}" if assessment.reasons else ": nothing is seen to stand still yet" if first else ""
-            self._say(f"{before} -> {assessment.state}{why}", style="note" if first else style)
+            log = self._target.log_path if self._target is not None and assessment.state in ("exited", "crashed") else None
+            follow = f"next: {autopsy_of(log)}" if log is not None else ""
+            self._say(f"{before} -> {assessment.state}{why}", follow, style="note" if first else style)
 
     def _released(self, snapshot: Snapshot) -> int | None:
         """Releases by the agents' own count; a new one is said."""

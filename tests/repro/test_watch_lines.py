@@ -76,7 +76,7 @@ def _flags(**more: Any) -> WatchFlags:
 
 def test_the_first_lines_say_what_is_looked_at_and_what_will_be_done() -> None:
     plain = " ".join(first_lines(_flags(pid=7), Path("runs"), None))
-    assert "process 7, until Ctrl-C or SIGTERM; reads only, sends nothing" in plain
+    assert "process 7, until Ctrl-C or SIGTERM; reads only, sends nothing to it" in plain
     assert plain.endswith("on a hang: evidence and report in runs/watch")
     hook = "https://hooks.example/services/T0/SECRET"
     more = " ".join(
@@ -84,6 +84,7 @@ def test_the_first_lines_say_what_is_looked_at_and_what_will_be_done() -> None:
                     Path("x"), 60.0)
     )  # fmt: skip
     assert "reads only" not in more
+    assert "reads only" not in first_lines(_flags(attach=True), Path("x"), None)[0]
     assert "SECRET" not in more
     for word in ("http://h:1", "60 s at most", "every 30 s", "cuda-gdb is attached", "--on-hang", "--webhook"):
         assert word in more
@@ -106,6 +107,8 @@ def test_the_last_lines_have_a_verdict_what_shows_it_and_a_next_step(state: Any)
     if state in ("healthy", "starting", "suspect"):
         assert "not seen: NVML" in lines
     # A watch of weeks ends with what it saw.
+    last = end_lines(found, seen, target, once=False, why="", help_text="")[-1]
+    assert (last == "next: dsv4-repro autopsy /var/log/vllm.log") is (state in ("exited", "crashed"))
     assert end_lines(found, seen, target, once=False, why="", help_text="")[0].startswith("watch ended; 0 hang(s), 0 restart(s)")
 
 
@@ -116,3 +119,41 @@ def test_a_watch_that_waits_for_its_server_says_so_once(tmp_path: Path) -> None:
     assert said.count("no server: http://127.0.0.1:9 does not answer") == 2  # while it waits, and at the end
     assert "looked for every 5 s" in said
     assert too_wide(text) == []
+
+
+def test_an_attach_that_cannot_be_is_told_before_the_hang(tmp_path: Path) -> None:
+    words = ("watch", "--url", "http://127.0.0.1:9", "--listen", "off", "--timeout", "1", "--attach", "--out", str(tmp_path))
+    _, text = _run(*words, environment={"DSV4_REPRO_CUDA_GDB": str(tmp_path / "none")})
+    assert "--attach: nothing would be attached: cuda-gdb is not installed" in " ".join(text.split())
+    (tmp_path / "gdb").write_text("#!/bin/sh\n")
+    (tmp_path / "gdb").chmod(0o755)
+    _, text = _run(*words, environment={"DSV4_REPRO_CUDA_GDB": str(tmp_path / "gdb")})
+    assert "nothing would be attached" not in " ".join(text.split())
+
+
+def test_a_crash_is_followed_by_the_command_that_reads_the_log(stand_in: _Make, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder's logs"
+    folder.mkdir()
+    with stand_in(folder=folder, linger_s=1) as server:
+        log = Path(server.log)
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "dsv4_repro.repro", "watch", "--pid", str(server.pid), "--log", str(log), "--listen", "off",
+             "--timeout", "12", "--out", str(tmp_path / "runs")],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHONPATH": package_path(), "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        assert watch.stdout is not None
+        try:
+            for line in watch.stdout:
+                if "-> healthy" in line:
+                    break
+            os.kill(server.engine(), 9)
+            rest = watch.stdout.read()
+            watch.wait(30)
+        finally:
+            watch.kill()
+            watch.stdout.close()
+            watch.wait()
+    found = [line for line in rest.splitlines() if line.startswith("next: ")]
+    assert len(found) == 2, rest  # as it crashes, and at the end
+    assert {tuple(shlex.split(line)[1:]) for line in found} == {("dsv4-repro", "autopsy", str(log))}

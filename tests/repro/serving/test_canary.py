@@ -150,7 +150,7 @@ def test_watch_sends_none_unless_it_is_asked_to(stand_in: _Make, tmp_path: Path,
     more = ["--once", "--out", str(tmp_path)]
     with stand_in() as server:
         assert main(["watch", "--url", server.base_url, *more]) == 0
-        assert "reads only, sends nothing" in " ".join(capsys.readouterr().out.split())
+        assert "reads only, sends nothing to it" in " ".join(capsys.readouterr().out.split())
         assert POST not in server.text()
         assert main(["watch", "--url", server.base_url, "--canary", "600", *more]) == 0
         said = " ".join(capsys.readouterr().out.split())
