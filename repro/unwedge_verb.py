@@ -237,13 +237,14 @@ def _after_refusal(refused: str, looked: UnwedgeLook, same: str) -> str:
     """``why`` for a server that is not wedged; for one that may be the evidence, and then the restart that is left. The same as
     root where the server is another user's: what decides was not read."""
     from .serving.permission import as_root, closed
+    from .why_verb import attach_step
 
     if closed(looked.unread):
         return f"{as_root(f'dsv4-repro unwedge {same}')}    # as root, or as the server's user, more is read"
     if refused.startswith("it is not wedged") or not looked.target.ranks:
         return f"dsv4-repro why {same}    # its state, and since when"
-    worker = looked.target.ranks[0].pid
-    return f"dsv4-repro autopsy {worker} --attach    # if it stands: the evidence, then restart the server (docs/production.md)"
+    step = attach_step(looked.target.ranks[0].pid)
+    return step if "#" in step else f"{step}    # if it stands: the evidence, then restart the server (docs/production.md)"
 
 
 def _judge(

@@ -22,7 +22,7 @@ from .why_document import WhyBuild, WhyCause, WhyDeadline, WhyDocument, WhyRank,
 if TYPE_CHECKING:
     from .options import Common
 
-__all__ = ["document_of", "find_one", "next_steps", "run_why"]
+__all__ = ["attach_step", "document_of", "find_one", "next_steps", "run_why"]
 
 #: An attach with everything around it takes so long at most, seconds (0.7 to 19 s were measured).
 ATTACH_S = 30.0
@@ -165,6 +165,17 @@ def next_steps(stand: Standing, seen: Look) -> tuple[str, ...]:
     return tuple(as_root(step) if step.startswith("dsv4-repro ") and stand.state == "hung" else step for step in steps)
 
 
+def attach_step(pid: int, engine: int | None = None, words: str = "") -> str:
+    """The command that gets the evidence of a stuck kernel: an attach, or, where no debugger is here, all that needs none."""
+    from ..forensics.collect.cuda_gdb import find_cuda_gdb
+
+    try:
+        find_cuda_gdb()
+    except UnavailableError:
+        return f"dsv4-repro watch --pid {engine or pid} --once    # evidence without a debugger: cuda-gdb is not installed here"
+    return f"dsv4-repro autopsy {pid} --attach{words}"
+
+
 def _steps(stand: Standing, seen: Look) -> tuple[str, ...]:
     worker = seen.target.ranks[0].pid if seen.target.ranks else None
     engine = seen.target.engine_pids[0] if seen.target.engine_pids else seen.target.api_pid
@@ -173,10 +184,10 @@ def _steps(stand: Standing, seen: Look) -> tuple[str, ...]:
         left = seen.deadline.remaining_s
         steps = []
         if seen.deadline.state == "none" or (left is not None and left - seen.deadline.error_s > 2 * ATTACH_S):
-            steps.append(f"dsv4-repro autopsy {pid} --attach")
+            steps.append(attach_step(pid, engine))
         else:
             # Stopped, the engine cannot end its workers in the middle of the read; what that costs the verb says itself.
-            steps.append(f"dsv4-repro autopsy {pid} --attach --freeze")
+            steps.append(attach_step(pid, engine, " --freeze"))
         return (*steps, f"dsv4-repro unwedge {pid}", "restart the server; docs/production.md says what to keep")
     if stand.state in ("suspect", "unknown") and engine is not None:
         return (f"dsv4-repro watch --pid {engine} --once", f"dsv4-repro why {engine}")

@@ -154,7 +154,10 @@ def test_a_healthy_server_is_refused(stand_in: Start, unwedge: Any) -> None:
         assert f"next: dsv4-repro why {server.pid}" in document["said"]
 
 
-def test_without_an_answer_of_the_agent_a_fresh_stall_is_not_proof(stand_in: Start, tmp_path: Path, unwedge: Any) -> None:
+def test_without_an_answer_of_the_agent_a_fresh_stall_is_not_proof(
+    stand_in: Start, tmp_path: Path, unwedge: Any, debugger: Callable[..., None]
+) -> None:
+    debugger()  # on PATH, and not started
     with wedged(stand_in, tmp_path, agent_mute=True) as (server, _):
         status, document = unwedge(server, yes=True, via="agent")
         assert status == 5

@@ -74,6 +74,15 @@ class _Audit:
             self.on = False
 
 
+@pytest.fixture(autouse=True)
+def _debugger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with cuda-gdb: the next command depends on it. None of these tests starts one."""
+    place = tmp_path_factory.mktemp("cuda") / "cuda-gdb"
+    place.write_text("#!/bin/sh\nexit 1\n")
+    place.chmod(0o755)
+    monkeypatch.setenv("DSV4_REPRO_CUDA_GDB", str(place))
+
+
 @pytest.fixture(scope="module")
 def audit() -> _Audit:
     return _Audit()

@@ -28,7 +28,7 @@ from dsv4_repro.repro.child import package_path
 from dsv4_repro.repro.serving import ranks
 from dsv4_repro.repro.serving.exporter import WatchState
 from dsv4_repro.repro.serving.permission import as_root, closed
-from dsv4_repro.repro.serving.records import ServerTarget
+from dsv4_repro.repro.serving.records import Rank, ServerTarget
 from dsv4_repro.repro.unwedge_verb import _after_refusal
 from dsv4_repro.repro.watch_lines import end_lines
 
@@ -174,3 +174,25 @@ def test_an_agent_that_may_not_be_seen_is_not_called_none(monkeypatch: pytest.Mo
     with pytest.raises(UnavailableError, match="cannot be told: environment of process 9 is closed") as told:
         agent_verbs._folder(Path("7"))
     assert SUDO in told.value.help_text
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_attach_is_named_where_there_is_a_debugger(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "cuda-gdb"
+    if there:
+        place.write_text("#!/bin/sh\n")
+        place.chmod(0o755)
+    monkeypatch.setenv("DSV4_REPRO_CUDA_GDB", str(place))
+    target = ServerTarget("http://127.0.0.1:8000", api_pid=7, engine_pids=(8,), ranks=(Rank(9, 0, 1),))
+    seen: Any = SimpleNamespace(target=target, unread=(), deadline=SimpleNamespace(state="none", remaining_s=None, error_s=0.0))
+    stand: Any = SimpleNamespace(state="hung")
+    looked: Any = SimpleNamespace(target=target, unread=())
+    first = why_verb.next_steps(stand, seen)[0]
+    refused = _after_refusal("no rank may be released", looked, "7")
+    if there:
+        assert first == "dsv4-repro autopsy 9 --attach"
+        assert refused.startswith("dsv4-repro autopsy 9 --attach    # ")
+    else:
+        assert first.startswith("dsv4-repro watch --pid 8 --once    # ")
+        assert refused.startswith("dsv4-repro watch --pid 9 --once    # ")
+        assert "cuda-gdb is not installed" in first
