@@ -69,7 +69,7 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - STARTED:7.2f}] {text}", flush=True)
 
 
-#: The agent reads control.json ten times a second; what it arms holds from the next step on.
+#: The agent reads control.json five times a second; what it arms holds from the next step on.
 SETTLE_S = 0.35
 #: Live counts that fill a graph of the default sizes with two rows a request. With the guard off, another count may wedge.
 UNPADDED = (1, 2, 4, 8)
@@ -212,12 +212,12 @@ class Bench:
     # -- the agent -----------------------------------------------------------------------------------------------------------
 
     def control(self, **switches: bool) -> None:
-        """Write control.json and give the agent the time to read it (ten times a second)."""
+        """Write control.json and give the agent the time to read it (five times a second)."""
         self.switch(**switches)
         time.sleep(SETTLE_S)
 
     def switch(self, **switches: bool) -> None:
-        """Write control.json; agents read it within a tenth of a second."""
+        """Write control.json; agents read it within a fifth of a second."""
         partial = self.agents / "control.tmp"
         partial.write_text(json.dumps(switches))
         partial.replace(self.agents / "control.json")

@@ -104,7 +104,7 @@ def _asked(folder: Path, name: str, request: dict[str, Any], timeout: float, clo
         if deadline.expired:
             raise DeadlineError(
                 f"the agent {name} did not answer within {timeout:g} s",
-                help_text="It looks for requests ten times a second once a step has run; see: dsv4-repro agent show",
+                help_text="It looks for requests five times a second once a step has run; see: dsv4-repro agent show",
             )
         clock.sleep(POLL_S)
 

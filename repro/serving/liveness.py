@@ -23,7 +23,7 @@ from .recorded_ranks import RecordedRank
 
 __all__ = ["Liveness", "by_counters", "by_recorders", "default_state_path", "read_state", "write_state"]
 
-#: The agent's thread beats every 5 to 50 ms; silent for longer, it did not look at the events.
+#: The agent's thread beats ten times a second; silent for longer, it did not look at the events.
 HEARD_S = 5.0
 COUNTERS = ("generation_tokens", "prompt_tokens", "iterations", "finished", "preemptions")
 _MAX_STATE = 4096

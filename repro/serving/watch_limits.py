@@ -46,7 +46,7 @@ class WatchLimits:
     #: The rings must be seen unchanged for so long, in at least ``least_looks`` looks, also when the clock jumped.
     ring_still_s: float = 1.0
     least_looks: int = 3
-    #: The agent's thread beats every 5 to 50 ms; silent for longer, it did not look at the events (a host thread keeps Python).
+    #: The agent's thread beats ten times a second; silent for longer, it did not look at the events (a host thread keeps Python).
     heard_s: float = 1.0
     #: A recorder whose agent does not say that it runs, and no NVML beside it, needs so many times the step's deadline.
     unheard_factor: float = 3.0

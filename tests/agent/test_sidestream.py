@@ -402,12 +402,12 @@ def test_a_copy_that_comes_back_late_frees_the_stream(rig: Callable[..., Rig]) -
     one = rig(rescue=False)
     stream = SideStream(Driver(one.agent.library), 0)
     answers = [600, 600, 0]
-    stream._driver.event_query = lambda handle: answers.pop(0)
+    stream.driver.event_query = lambda handle: answers.pop(0)
     with pytest.raises(SideStreamBusyError, match="did not end within"):
         stream.read(one.card.lengths, 4, timeout=0.0)
     with pytest.raises(SideStreamBusyError, match="earlier copy"):
         stream.read(one.card.lengths, 4)
-    stream._driver.event_query = lambda handle: 0
+    stream.driver.event_query = lambda handle: 0
     assert len(stream.read(one.card.lengths, 4)) == 4
 
 
@@ -519,3 +519,61 @@ def test_only_the_known_wait_is_known(reads: Any, launch: Launch, lengths: Any, 
 def test_which_launchers_zero(version: str, able: bool) -> None:
     assert zeroed_before_launch(version)[0] is able
     assert main_rule(version)[0] is able, "the main package has the same rule"
+
+
+@pytest.mark.parametrize(("rescue", "most"), [(False, 22), (True, 60)])
+def test_the_threads_seldom_take_the_interpreter(rig: Callable[..., Rig], rescue: bool, most: int) -> None:
+    """Each wake of a thread of ours takes Python from the model's: two hundred a second cost a server some 4 % of its steps."""
+    one = rig(rescue=rescue)
+    step = one.step((3058, 3059))
+    until(lambda: one.card.free(6) is None and step.complete_ns != 0)
+    until(lambda: "side stream" in one.said.features)
+    wakes: list[float] = []
+    for event in (one.agent._stop, one.agent._wake):
+        inner = event.wait
+
+        def wait(timeout: float | None = None, inner: Callable[[float | None], bool] = inner) -> bool:
+            wakes.append(time.monotonic())
+            return inner(timeout)
+
+        event.wait = wait
+    time.sleep(2.0)
+    in_a_second = len([moment for moment in wakes if moment > wakes[-1] - 1.0])
+    assert 1 <= in_a_second <= most
+
+
+def test_an_event_that_two_threads_find_done_is_spare_once(tmp_path: Path) -> None:
+    """Twice spare, it would be recorded for two steps and tell the end of one as that of the other."""
+    ring = Ring(tmp_path, slots=16, rank=0, device=0, vllm="none", agent="test")
+    recorder = Recorder(Said(), lambda _: ring, lambda: None)
+    both, event = threading.Barrier(2, timeout=10.0), object()
+    step = ring.begin(1)
+    recorder._open.append((step, event))
+
+    def asked(_: Any) -> int:
+        both.wait()
+        return 0
+
+    threads = [threading.Thread(target=recorder.poll, args=(asked,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    assert recorder._spare == [event]
+    assert not recorder._open
+    assert step.complete_ns != 0
+
+
+def test_a_step_is_seen_to_end_when_a_later_one_begins(tmp_path: Path) -> None:
+    """Not only ten times a second: the model's own thread asks."""
+    ring = Ring(tmp_path, slots=16, rank=0, device=0, vllm="none", agent="test")
+    recorder = Recorder(Said(), lambda _: ring, lambda: None)
+    recorder._torch = SimpleNamespace(cuda=SimpleNamespace(is_current_stream_capturing=lambda: True))
+    first = ring.begin(1)
+    recorder._open.append((first, SimpleNamespace(query=lambda: True)))
+    later = ring.begin(1)
+    recorder._open.append((later, SimpleNamespace(query=lambda: False)))
+    recorder.begin(SimpleNamespace(device=SimpleNamespace(index=0)), 1)
+    assert first.complete_ns != 0
+    assert later.complete_ns == 0
+    assert [step for step, _ in recorder._open] == [later]

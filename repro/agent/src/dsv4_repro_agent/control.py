@@ -35,6 +35,10 @@ __all__ = ["Agent"]
 
 MAX_FILE = 64 << 10
 ANSWER_S = 1.5
+#: How often the threads of files and of events look. Each look takes the interpreter from the model's thread for a moment.
+FILES_S, EVENTS_S = 0.2, 0.1
+#: How often the side stream's thread looks whether it is asked for something, where nothing wakes it.
+IDLE_S = 1.0
 #: A request to release works for so long at most; the asker asks again.
 RELEASE_S = 0.6
 #: A rescue works for so long before it looks at requests again.
@@ -48,6 +52,11 @@ SETTLE_S = 0.03
 BLOCKED_S = 2.0
 
 
+def _ask_of(driver: Driver | None) -> Callable[[Any], int] | None:
+    """How a thread of ours asks for a torch event."""
+    return (lambda event: driver.event_query(int(event.cuda_event))) if driver is not None else None
+
+
 class Agent:
     """``vllm``: the version, for the one rule that needs it. ``library``: the driver's name (tests give their own)."""
 
@@ -58,6 +67,8 @@ class Agent:
         self.library = "libcuda.so.1"
         self._driver: Driver | None = None
         self._stop = threading.Event()
+        #: Set where the side stream's thread has something to do.
+        self._wake = threading.Event()
         #: The id that waits and whether it asks for a release: one value, because two threads read and write it.
         self._ask: tuple[str, bool] | None = None
         self._side_since = 0.0
@@ -88,7 +99,7 @@ class Agent:
     def after_fork(self) -> None:
         """A new process: no threads yet, its own name and files."""
         self.name = f"{os.getpid()}-{process_start()}"
-        self._threads, self._driver, self._stop = [], None, threading.Event()
+        self._threads, self._driver, self._stop, self._wake = [], None, threading.Event(), threading.Event()
         self._ask = self._answered = self._control = self._ask_seen = None
         self._side_since, self._said_blocked = 0.0, False
         self.releases = self.rescues = 0
@@ -98,6 +109,7 @@ class Agent:
     def stop(self) -> None:
         """End the threads (tests)."""
         self._stop.set()
+        self._wake.set()
         for thread in self._threads:
             thread.join(5)
 
@@ -110,7 +122,7 @@ class Agent:
                 self._files(time.monotonic())
             except Exception as error:  # the folder is full or gone: said once; the server is none of its business
                 self.said.feature("control", False, f"{type(error).__name__}: {error}")
-            self._stop.wait(0.1)
+            self._stop.wait(FILES_S)
 
     def _blocked(self) -> None:
         """Say once that the side stream's thread is held inside the driver, and that it is free again."""
@@ -129,12 +141,12 @@ class Agent:
                 if self.recorder.serving and self.recorder.armed and not entered and self.recorder.device >= 0:
                     entered = True
                     self._enter()
-                self.recorder.poll(self._driver.event_query if self._driver is not None else None)
+                self.recorder.poll(_ask_of(self._driver))
                 if self.recorder.ring is not None:
                     self.recorder.ring.beat()
             except Exception as error:  # not as expected: said once
                 self.said.feature("events", False, f"{type(error).__name__}: {error}")
-            self._stop.wait(0.005 if self.recorder.stalled_for() else 0.05)
+            self._stop.wait(EVENTS_S)
 
     def _enter(self) -> None:
         try:
@@ -161,6 +173,7 @@ class Agent:
             if release and ask.get("guard") is True:
                 self.guard.arm(True, "asked for with a release")
             self._ask, self._asked_at = (ask["id"], release), now
+            self._wake.set()
         waiting = self._ask
         if waiting is not None and now - self._asked_at > ANSWER_S:
             self._answer(waiting, {"error": f"the side stream gave no answer within {ANSWER_S} s (not set up, or blocked)"})
@@ -172,11 +185,15 @@ class Agent:
     def _read_changed(self, path: Path, memory: str) -> Any:
         """The document if the file is new, else None. Links, strangers' files and large ones are not read."""
         try:
+            # Most looks end here: nothing is opened for a file that is not there or is known.
+            seen = os.stat(path, follow_symlinks=False)
+            if (seen.st_mtime_ns, seen.st_ino) == getattr(self, memory):
+                return None
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         try:
-            # Ten times a second inside a server: whatever lies there, a directory too, the descriptor is given back.
+            # Five times a second inside a server: whatever lies there, a directory too, the descriptor is given back.
             found = os.fstat(fd)
             mark = (found.st_mtime_ns, found.st_ino)
             if not stat.S_ISREG(found.st_mode) or mark == getattr(self, memory) or found.st_uid not in (os.getuid(), 0):
@@ -237,7 +254,8 @@ class Agent:
         stream: SideStream | None = None
         while not self._stop.is_set():
             self._side_since = 0.0
-            self._stop.wait(0.005)
+            self._wake.wait(self._pause(ready=stream is not None))
+            self._wake.clear()
             # Nothing is made or copied while graphs are captured; the first step of a request comes after the first capture.
             if not self.recorder.serving or self.recorder.capturing or self.recorder.device < 0:
                 continue
@@ -261,6 +279,14 @@ class Agent:
                 self._refuse(f"off: {type(error).__name__}: {error}")
                 return
 
+    def _pause(self, *, ready: bool) -> float:
+        """Seconds until the side stream's thread looks again, unless it is woken: when the oldest step would be overdue."""
+        if not ready:
+            return 0.02
+        if not self.settings.rescue:
+            return IDLE_S
+        return min(max(self.settings.stall_s - self.recorder.overdue_for(), 0.005), max(self.settings.stall_s, 0.005))
+
     def _refuse(self, why: str) -> None:
         self._side_since = 0.0
         self.said.feature("side stream", False, why)
@@ -278,7 +304,7 @@ class Agent:
         ask = self._ask
         if ask is not None:
             self._answer(ask, self.release(stream) if ask[1] else self.row_states(stream))
-        if self.settings.rescue and self.recorder.overdue_for() > self.settings.stall_s and zeroed_before_launch(self.vllm)[0]:
+        if self.settings.rescue and self._overdue(stream) and zeroed_before_launch(self.vllm)[0]:
             released, why = self.rescue(stream, BURST_S, "rescue")
             if not released:
                 if self.recorder.stalled_for() > 2.0:
@@ -286,6 +312,13 @@ class Agent:
                 # A long prefill is overdue too: it is looked at twenty times a second, not two hundred.
                 self._side_since = 0.0
                 self._stop.wait(0.05)
+
+    def _overdue(self, stream: SideStream) -> bool:
+        """Whether a step is overdue, by an event that is asked now: its end may not have been seen yet."""
+        if self.recorder.overdue_for() <= self.settings.stall_s:
+            return False
+        self.recorder.poll(_ask_of(stream.driver))
+        return self.recorder.overdue_for() > self.settings.stall_s
 
     def _captured(self) -> list[Launch]:
         """Launches in graphs: their memory stays as long as the graph. One for each workspace and lengths, the one with most rows
@@ -316,7 +349,7 @@ class Agent:
         """What a request to release is answered with: how many launches were released, why no more, and how the guard stands."""
         able, why = zeroed_before_launch(self.vllm)
         released = 0
-        if able and self.recorder.overdue_for() <= self.settings.stall_s:
+        if able and not self._overdue(stream):
             able, why = False, "no step is overdue"
         if able:
             released, why = self.rescue(stream, RELEASE_S, "asked for")

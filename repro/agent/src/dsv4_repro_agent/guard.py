@@ -154,8 +154,10 @@ class Guard:
 
     def _load(self, lengths: Any) -> None:
         """The clamp's kernel, before it is needed; not while a graph is captured, which would keep it."""
-        key = (str(lengths.device), lengths.dtype, lengths.is_contiguous(), lengths.dim(), lengths.data_ptr() % 16)
-        if key in self._loaded or lengths.device.type != "cuda":
+        if lengths.device.type != "cuda":
+            return
+        key = (lengths.device, lengths.dtype, lengths.is_contiguous(), lengths.dim(), lengths.data_ptr() % 16)
+        if key in self._loaded:
             return
         import torch
 

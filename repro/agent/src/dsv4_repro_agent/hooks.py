@@ -161,17 +161,17 @@ class Hooks:
 
     def _batch_v1(self, inner: Any) -> Any:
         recorder = self._recorder
-        signature = inspect.signature(inner)
+        read = _reader(inner, "num_reqs", "num_tokens")
 
         @functools.wraps(inner)
         def determine(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
             if recorder.current is not None:
                 try:
-                    given = signature.bind_partial(*args, **kwargs).arguments
+                    requests, tokens = read(args, kwargs)
                     mode, descriptor = result[0], result[1]
                     recorder.batch(
-                        requests=given.get("num_reqs"), tokens=given.get("num_tokens"), mode=mode,
+                        requests=requests, tokens=tokens, mode=mode,
                         padded_requests=descriptor.num_reqs, padded_tokens=descriptor.num_tokens,
                     )  # fmt: skip
                 except Exception as error:  # ours: said once
@@ -182,7 +182,7 @@ class Hooks:
 
     def _batch_v2(self, inner: Any) -> Any:
         recorder = self._recorder
-        signature = inspect.signature(inner)
+        read = _reader(inner, "num_reqs", "num_tokens")
         assert inner.__name__ == DISPATCH_V2
 
         @functools.wraps(inner)
@@ -190,10 +190,10 @@ class Hooks:
             result = inner(*args, **kwargs)
             if recorder.current is not None:
                 try:
-                    given = signature.bind_partial(*args, **kwargs).arguments
+                    requests, tokens = read(args, kwargs)
                     descriptor = result[0]
                     recorder.batch(
-                        requests=given.get("num_reqs"), tokens=given.get("num_tokens"), mode=descriptor.cg_mode,
+                        requests=requests, tokens=tokens, mode=descriptor.cg_mode,
                         padded_requests=descriptor.num_reqs, padded_tokens=descriptor.num_tokens,
                     )  # fmt: skip
                 except Exception as error:  # ours: said once
@@ -221,20 +221,20 @@ class Hooks:
 
     def _decode(self, inner: Any) -> Any:
         recorder, guard = self._recorder, self._guard
-        signature = inspect.signature(inner)
+        read = _reader(inner, "seq_lens", "decode_lens_cpu", "next_n", "use_native")
 
         @functools.wraps(inner)
         def prepare(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
             guarded = False
+            shared, lengths, next_n, native = read(args, kwargs)
             try:
-                given = signature.bind_partial(*args, **kwargs).arguments
-                guarded = guard.apply(result, given["seq_lens"])
+                guarded = guard.apply(result, shared)
             except Exception as error:  # ours: said once
                 guard.step_aside(error)
             try:
                 if recorder.current is not None:
-                    recorder.decode(given["decode_lens_cpu"], next_n=given["next_n"], native=given["use_native"], guarded=guarded)
+                    recorder.decode(lengths, next_n=next_n, native=native, guarded=guarded)
             except Exception as error:  # ours: said once
                 recorder.step_aside("decode lengths", error)
             if self._row_states and not self._op_wrapped:
@@ -267,9 +267,12 @@ class Hooks:
         names = ("logits", "lengths", "output", "workspace", "k", "max_seq_len")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         logits, lengths, workspace = given["logits"], given["lengths"], given["workspace"]
-        captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         key = (workspace.data_ptr(), lengths.data_ptr(), int(logits.shape[0]))
-        if key in self.launches and (self.launches[key].captured or not captured):
+        known = self.launches.get(key)
+        if known is not None and known.captured:
+            return
+        captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if known is not None and not captured:
             return
         self.launches[key] = Launch(
             workspace=key[0],
@@ -283,6 +286,19 @@ class Hooks:
         )
         while len(self.launches) > MAX_LAUNCHES:
             self.launches.pop(next(iter(self.launches)))
+
+
+def _reader(inner: Any, *names: str) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
+    """Reads the arguments of these names out of a call of ``inner``; None: not given. Binding the whole signature took longer than
+    everything else that a hook does."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    order = [name for name, parameter in inspect.signature(inner).parameters.items() if parameter.kind in kinds]
+    places = [(name, order.index(name) if name in order else len(order)) for name in names]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        return [kwargs[name] if name in kwargs else args[at] if at < min(len(args), len(order)) else None for name, at in places]
+
+    return read
 
 
 class _Op:

@@ -15,6 +15,7 @@ import threading
 import time
 import zlib
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 
 __all__ = [
@@ -81,9 +82,14 @@ class Step:
     ring: Ring | None = field(default=None, repr=False, compare=False)
 
     def pack(self) -> bytes:
-        values = [getattr(self, item.name) for item in fields(self) if item.name != "ring"]
+        values = _VALUES(self)
         body = SLOT.pack(*values[:5], 0, *values[5:], 0)[:-4]
-        return body + struct.pack("<I", zlib.crc32(body))
+        return body + _CRC.pack(zlib.crc32(body))
+
+
+#: All values of a step in the order of a slot: one call instead of nineteen, five times a step.
+_VALUES = attrgetter(*(item.name for item in fields(Step) if item.name != "ring"))
+_CRC = struct.Struct("<I")
 
 
 def process_start(pid: int | None = None) -> int:

@@ -49,7 +49,7 @@ class SideStream:
     """Belongs to the thread that made it. ``clock`` and ``sleep`` are for tests. Raises DriverError where it cannot be had."""
 
     def __init__(self, driver: Driver, device: int) -> None:
-        self._driver = driver
+        self.driver = driver
         driver.enter(device)
         self._stream = driver.new_stream()
         self._event = driver.new_event()
@@ -58,10 +58,10 @@ class SideStream:
         self.longest_s = 0.0
 
     def _finish(self, timeout: float) -> None:
-        self._driver.call("cuEventRecord", self._event, self._stream)
+        self.driver.call("cuEventRecord", self._event, self._stream)
         begin = time.monotonic()
         while True:
-            code = self._driver.event_query(self._event)
+            code = self.driver.event_query(self._event)
             spent = time.monotonic() - begin
             if code == 0:
                 self.longest_s = max(self.longest_s, spent)
@@ -76,7 +76,7 @@ class SideStream:
 
     def _check(self, size: int) -> None:
         if self._stuck:
-            if self._driver.event_query(self._event) != 0:
+            if self.driver.event_query(self._event) != 0:
                 raise SideStreamBusyError("an earlier copy on the side stream has not ended")
             self._stuck = False
         if not 0 < size <= BUFFER:
@@ -86,7 +86,7 @@ class SideStream:
         """``size`` bytes of device memory. Raises SideStreamError."""
         self._check(size)
         try:
-            self._driver.call("cuMemcpyDtoHAsync", self._buffer, address, size, self._stream)
+            self.driver.call("cuMemcpyDtoHAsync", self._buffer, address, size, self._stream)
         except DriverError as error:
             raise SideStreamError(str(error)) from None
         self._finish(timeout)
@@ -97,7 +97,7 @@ class SideStream:
         self._check(4)
         ctypes.memmove(self._buffer, value.to_bytes(4, "little", signed=True), 4)
         try:
-            self._driver.call("cuMemcpyHtoDAsync", address, self._buffer, 4, self._stream)
+            self.driver.call("cuMemcpyHtoDAsync", address, self._buffer, 4, self._stream)
         except DriverError as error:
             raise SideStreamError(str(error)) from None
         self._finish(timeout)
