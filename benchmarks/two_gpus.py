@@ -421,7 +421,8 @@ layers = 3
 
 
 def hunted(folder: Path) -> dict[str, Any]:
-    """What each worker did, from the store."""
+    """What each card did, from the store: by the part of a worker's name before the slash (a Ray node runs one task a process, so
+    that its workers are many)."""
     import sqlite3
 
     with sqlite3.connect(f"file:{folder / 'campaign.sqlite'}?mode=ro", uri=True) as store:
@@ -429,8 +430,8 @@ def hunted(folder: Path) -> dict[str, Any]:
         order = [str(worker) for (worker,) in store.execute("SELECT worker FROM trials ORDER BY rowid")]
     workers: dict[str, dict[str, Any]] = {}
     for worker, kind, count, first, last in rows:
-        entry = workers.setdefault(worker, {"first": first, "last": last})
-        entry |= {kind: count, "first": min(entry["first"], first), "last": max(entry["last"], last)}
+        entry = workers.setdefault(str(worker).partition("/")[0], {"first": first, "last": last})
+        entry |= {kind: entry.get(kind, 0) + count, "first": min(entry["first"], first), "last": max(entry["last"], last)}
     overlap = len(workers) > 1 and max(item["first"] for item in workers.values()) < min(item["last"] for item in workers.values())
     return {"workers": workers, "trials": len(order), "at_the_same_time": overlap}
 
