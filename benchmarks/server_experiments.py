@@ -374,14 +374,14 @@ def part_outputs(bench: Bench) -> None:
         bench.put("outputs", result)
 
 
-def plans_of(text: str) -> list[tuple[str, int]]:
-    """``recorder:8,guard:2`` -> switch and live requests. Raises PartError."""
+def plans_of(text: str, seconds: float) -> list[tuple[str, int, float]]:
+    """``recorder:8,guard:2:30`` -> switch, live requests and seconds (``seconds`` where none are said). Raises PartError."""
     found = []
     for word in text.split(","):
-        name, _, live = word.strip().partition(":")
-        if name not in SWITCHES or not live.isdigit() or int(live) not in UNPADDED:
-            raise PartError(f"no plan {word!r}: one of {', '.join(SWITCHES)}, a colon, and one of {UNPADDED} live requests")
-        found.append((name, int(live)))
+        name, live, own = [*word.strip().split(":"), "", ""][:3]
+        if name not in SWITCHES or not live.isdigit() or int(live) not in UNPADDED or not (own or "0").isdigit():
+            raise PartError(f"no plan {word!r}: one of {', '.join(SWITCHES)}, a colon, one of {UNPADDED} live requests, :seconds")
+        found.append((name, int(live), float(own) if own else seconds))
     return found
 
 
@@ -423,9 +423,8 @@ def toggled(bench: Bench, name: str, live: int, end: float, most: int, number: i
 def part_cost(bench: Bench) -> None:
     """The guard is off only at live counts that no graph pads."""
     result: dict[str, Any] = {}
-    plans = plans_of(bench.args.cost_plans)
-    for name, live in plans:
-        end = time.monotonic() + bench.left(bench.args.cost_s)
+    for name, live, seconds in plans_of(bench.args.cost_plans, bench.args.cost_s):
+        end = time.monotonic() + bench.left(seconds)
         windows: list[Window] = []
         waves, failed = 0, ""
         while len(windows) < 2 * bench.args.pairs:
@@ -643,7 +642,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--pin", action="store_true", help="server and client on processors of their own (taskset)")
     parser.add_argument("--drains", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--cost-plans", default="recorder:8,recorder:1,guard:8,guard:2,both:8,none:8", help="switch:live")
+    parser.add_argument("--cost-plans", default="recorder:8,recorder:1,guard:8,guard:2,both:8,none:8", help="switch:live[:seconds]")
     parser.add_argument("--cost-s", type=float, default=60.0, help="seconds of each cost plan")
     parser.add_argument("--pairs", type=int, default=60, help="of windows of a cost plan, at most")
     parser.add_argument("--window-s", type=float, default=1.0, help="between two turns of a switch; the first 0.35 s are dropped")
@@ -675,7 +674,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no part {unknown[0]}; there are {', '.join(PARTS)}")
     try:
-        plans_of(args.cost_plans)
+        plans_of(args.cost_plans, args.cost_s)
     except PartError as error:
         parser.error(str(error))
     bench = Bench(args)
