@@ -112,8 +112,11 @@ class _Run:
 
     def close(self) -> None:
         ground, self.ground = self.ground, None
-        if ground is not None:
+        if ground is None:
+            return
+        try:
             self.watch.waiting("ending the workload")
+        finally:  # also where nobody can be told: a terminal or a pipe that is gone
             closed = self.found.closed = ground.close()
             self.store.emit("close", how=closed.how, device_idle=closed.device_idle, detail=closed.detail)
 
@@ -386,7 +389,8 @@ def _close_after(run: _Run, error: BaseException) -> None:
         run.close()
     except ReproError as second:
         error.add_note(f"closing the workload failed too: {second}")
-    try:
-        run.store.emit("end", error=type(error).__name__, message=str(error)[:2000])
-    except RunStoreError as second:
-        error.add_note(str(second))
+    finally:
+        try:
+            run.store.emit("end", error=type(error).__name__, message=str(error)[:2000])
+        except RunStoreError as second:
+            error.add_note(str(second))

@@ -18,7 +18,7 @@ from ..errors import ReproError, UsageError
 from ..forensics.records import Diagnosis, Evidence
 from ..scenarios.drain_steps import DecodeStep
 from .ground import CaptureOutcome, CloseOutcome, Emit, GroundRequest, Ready, StepOutcome, UnwedgeOutcome
-from .server_opening import ServerSetup, find_running, launch_of, ready_record, wait_until_ready
+from .server_opening import ServerSetup, find_running, launch_of, ready_record, tell_found, wait_until_ready
 from .server_steps import Passing, nothing_answered, standing_end, step_detail
 from .serving.drain_windows import DrainWindows
 from .serving.interrupts import Interrupts
@@ -76,7 +76,8 @@ class ServerGround:
             took = self._start_own(self._setup)
         else:
             self._headers = self._setup.headers
-            self._target, took = find_running(self._setup, self._setup.url, emit, self._clock)
+            self._target, took = find_running(self._setup, self._setup.url, self._clock)
+            tell_found(self._target, emit)  # after it is kept: what is said at the end must hold where this cannot be written
         assert self._target is not None
         from .serving.observer import Observer
 
@@ -355,22 +356,24 @@ class ServerGround:
 
     def _close(self) -> CloseOutcome:
         problems: list[BaseException] = []
-        interrupt: KeyboardInterrupt | None = None
+        thrown: BaseException | None = None
         for stop in (self._stop_load, self._stop_observer):
             try:
                 stop()
             except (ReproError, OSError, RuntimeError) as error:
                 problems.append(error)
-            except KeyboardInterrupt as error:
-                interrupt = error  # a server that is ours is ended all the same: it would keep its GPUs
+            except BaseException as error:
+                thrown = error  # whatever it is, a server that is ours is ended all the same: it would keep its GPUs
         if self._process is None:
             owned = "no server was started" if self._target is None else "not ours: left as found"
             closed = CloseOutcome("clean", device_idle=None, detail="; ".join([owned, *map(str, problems)]))
         else:
-            closed = self._process.end()
-            self._end_debuggers()
-        if interrupt is not None:
-            raise interrupt
+            try:
+                closed = self._process.end()
+            finally:
+                self._end_debuggers()
+        if thrown is not None:
+            raise thrown
         if problems and self._process is not None:
             closed = dataclasses.replace(closed, detail="; ".join([closed.detail, *map(str, problems)]))
         return closed

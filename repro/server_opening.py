@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .serving.recipe import LaunchSpec, ServeOptions
     from .serving.server_process import ServerProcess
 
-__all__ = ["ServerSetup", "find_running", "launch_of", "ready_record", "wait_until_ready"]
+__all__ = ["ServerSetup", "find_running", "launch_of", "ready_record", "tell_found", "wait_until_ready"]
 
 #: Suspect for so long without a sign from the device: the run ends without an answer, seconds.
 SUSPECT_S = 60.0
@@ -86,7 +86,7 @@ def wait_until_ready(process: ServerProcess, setup: ServerSetup, emit: Emit, che
     return took
 
 
-def find_running(setup: ServerSetup, url: str, emit: Emit, clock: Clock) -> tuple[ServerTarget, float]:
+def find_running(setup: ServerSetup, url: str, clock: Clock) -> tuple[ServerTarget, float]:
     """(the server at ``url``, which completes a request, seconds that it took to see so). ServerError if it completes none."""
     from .serving.completions import complete_once
     from .serving.ranks import find_server
@@ -102,11 +102,14 @@ def find_running(setup: ServerSetup, url: str, emit: Emit, clock: Clock) -> tupl
             f"{base} does not complete a request ({outcome.kind} {outcome.detail}".rstrip() + ")",
             help_text=f"If it hangs already, see why: dsv4-repro why {base}",
         )
-    target = dataclasses.replace(found, base_url=base, model=model, owned=False)
-    emit("server", state="found", url=base, model=model, **_identity(found.api_pid))
+    return dataclasses.replace(found, base_url=base, model=model, owned=False), clock.monotonic() - began
+
+
+def tell_found(target: ServerTarget, emit: Emit) -> None:
+    """A server that runs already, for the timeline, with what of it could not be read."""
+    emit("server", state="found", url=target.base_url, model=target.model, **_identity(target.api_pid))
     for item in target.unread:
         emit("unread", what=item.what, why=item.why, remedy=item.remedy)
-    return target, clock.monotonic() - began
 
 
 def ready_record(target: ServerTarget, took: float, argv: Sequence[str]) -> Ready:

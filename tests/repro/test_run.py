@@ -257,6 +257,32 @@ def test_whatever_is_raised_the_workload_is_closed_and_the_timeline_says_so(
     assert last["error"] == type(error).__name__
 
 
+@pytest.mark.parametrize("gone", [BrokenPipeError("pipe"), OSError(5, "the terminal is gone"), SystemExit(1), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), NoDeviceError("gone")])
+def test_the_workload_is_closed_also_where_nobody_can_be_told(
+    fakes: Any,
+    request_for: Build,
+    store: RunStore,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: BaseException,
+    error: BaseException | None,
+) -> None:
+    """A terminal that hung up, a pipe whose reader left: a server of ours would keep its GPUs."""
+
+    def waiting(_self: Any, what: str) -> None:
+        if what == "ending the workload":
+            raise gone
+
+    monkeypatch.setattr(fakes.watched, "waiting", waiting)
+    ground = fakes.ground(raises={"step 2": error} if error is not None else {})
+    with pytest.raises(type(gone)):
+        _play(fakes, request_for(), store, ground)
+    assert ground.calls.count("close") == 1
+    kinds = [line["kind"] for line in _timeline(store)]
+    assert kinds[-2:] == (["close", "end"] if error is not None else kinds[-2:])
+    assert "close" in kinds
+
+
 @pytest.mark.parametrize("state", ["hung", "fault"])
 @pytest.mark.parametrize("place", ["open", "step 1"])
 def test_what_an_earlier_trial_found_stays_the_answer(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dsv4_repro.clock import FakeClock
-from dsv4_repro.errors import UsageError
+from dsv4_repro.errors import RunStoreError, UsageError
+from dsv4_repro.forensics.device_state import Unread
 from dsv4_repro.repro.ground import CloseOutcome, GroundRequest
 from dsv4_repro.repro.server_ground import ServerGround
 from dsv4_repro.repro.server_opening import ServerSetup
@@ -20,7 +23,7 @@ from dsv4_repro.repro.serving.completions import CompletionOutcome
 from dsv4_repro.repro.serving.drain_windows import drain_windows
 from dsv4_repro.repro.serving.engine_flags import facts_of
 from dsv4_repro.repro.serving.load_plan import LoadPlan
-from dsv4_repro.repro.serving.recipe import DUMMY_PLAN, recipe_flags
+from dsv4_repro.repro.serving.recipe import DUMMY_PLAN, ServeOptions, recipe_flags
 from dsv4_repro.repro.serving.records import Assessment, LoadSample, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.server_diagnosis import ServerFacts
 from dsv4_repro.repro.serving.steering import WindowCount
@@ -211,14 +214,15 @@ def test_a_ground_without_a_server_says_what_to_give_and_closes_at_any_time() ->
     assert not bare.unwedge(1, 2).attempted
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), TypeError("ours"), CancelledError()])
 @pytest.mark.parametrize("where", ["load", "observer"])
-def test_ctrl_c_while_it_closes_does_not_leave_our_server_behind(
-    ground: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str
+def test_whatever_is_raised_while_it_closes_our_server_is_not_left_behind(
+    ground: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
 ) -> None:
     load, observer = Load(FALLING), Observer()
 
     def interrupted() -> bool:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr({"load": load, "observer": observer}[where], "stop", interrupted)
     made = ground(load, observer)
@@ -234,9 +238,63 @@ def test_ctrl_c_while_it_closes_does_not_leave_our_server_behind(
             return CloseOutcome("terminated", device_idle=True)
 
     made._process = Process()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)):
         made.close()
     assert ended == [f"observer stopped: {where == 'load'}"]
+
+
+@pytest.mark.parametrize("error", [RunStoreError("the disk is full"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("ours", "at", "ends"),
+    [
+        (False, "found", "not ours: left as found"), (False, "unread", "not ours: left as found"),
+        (True, "starting", "no server was started"), (True, "change", "no server was started"),
+        (True, "loading", "ended: started"), (True, "ready", "ended: started"),
+    ],
+)  # fmt: skip
+def test_a_timeline_that_cannot_be_written_while_a_server_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool, at: str, ends: str, error: BaseException
+) -> None:
+    """Ours is ended as soon as there is one; of somebody else's what is said at the end still holds."""
+    target = ServerTarget(base_url="http://127.0.0.1:1", model="m", agent_folder=None, unread=(Unread("log", "closed"),))
+    change = SimpleNamespace(what="w", value="v", why="y")
+    spec = SimpleNamespace(shown=("vllm",), log_path=tmp_path / "log", changes=(change,), headers={}, dumps=None)
+
+    class Process:
+        pid = None
+
+        def __init__(self, _spec: Any, _clock: Any) -> None:
+            self.said = "never started"
+
+        def start(self) -> None:
+            self.said = "started"
+
+        def wait_ready(self, _limit: Any, on_phase: Callable[[str, str, float], None]) -> float:
+            on_phase("loading", "the weights", 1.0)
+            return 2.0
+
+        def end(self) -> CloseOutcome:
+            return CloseOutcome("terminated", device_idle=True, detail=f"ended: {self.said}")
+
+    monkeypatch.setattr("dsv4_repro.repro.serving.server_process.ServerProcess", Process)
+    monkeypatch.setattr("dsv4_repro.repro.serving.recipe.build_launch", lambda _options: spec)
+    monkeypatch.setattr("dsv4_repro.repro.serving.ranks.find_server", lambda _url, clock: target)
+    monkeypatch.setattr(
+        "dsv4_repro.repro.serving.completions.complete_once", lambda *_a, **_k: CompletionOutcome("completed", 0.0, 0.1)
+    )
+
+    def emit(kind: str, **fields: Any) -> None:
+        if at in (kind, fields.get("state")):
+            raise error
+
+    setup = ServerSetup(
+        windows=drain_windows(PLAN, facts_of(recipe_flags(PLAN, "dummy"))), load_plan=LOAD, url=None if ours else "http://127.0.0.1:1",
+        options=ServeOptions(Path(), PLAN) if ours else None, facts=ServerFacts(plan=PLAN),
+    )  # fmt: skip
+    made = ServerGround(setup, tmp_path, clock=FakeClock())
+    with pytest.raises(type(error)):
+        made.open(None, emit)  # type: ignore[arg-type]
+    assert made.close().detail == ends
 
 
 def test_somebodys_server_is_left_as_found(ground: Callable[..., Any]) -> None:
