@@ -185,7 +185,8 @@ class TrialSession:
     # -- one trial ---------------------------------------------------------------------------------------------------------------
 
     def trial(self, seed: int) -> TrialResult:
-        """One trial. What the ground cannot do becomes ``other`` with the reason; UsageError and Ctrl-C pass through."""
+        """One trial. What the ground cannot do becomes ``other`` with the reason; all else (UsageError, Ctrl-C) passes through,
+        after the workload is closed."""
         began = self._clock.monotonic()
         try:
             prepared = self.prepare(seed)
@@ -198,6 +199,9 @@ class TrialSession:
         except ReproError as error:
             self.close()
             result = TrialResult("other", seed, why=f"{type(error).__name__}: {error}"[:1000])
+        except BaseException:
+            self.close()
+            raise
         return self._timed(result, began)
 
     def _timed(self, result: TrialResult, began: float) -> TrialResult:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dsv4_repro.clock import FakeClock
-from dsv4_repro.errors import ToolMissingError
+from dsv4_repro.errors import ToolMissingError, UsageError
 from dsv4_repro.forensics.collect.nvml import Nvml
 from dsv4_repro.kernels.image import KernelImage, sha256_hex
 from dsv4_repro.kernels.plan import device_named
@@ -23,7 +23,7 @@ from dsv4_repro.repro.campaign.cells import Cell
 from dsv4_repro.repro.campaign.hygiene import show_idle
 from dsv4_repro.repro.campaign.session import TrialSession, steps_to_run
 from dsv4_repro.repro.gpu_ground import GpuGround
-from dsv4_repro.repro.ground import CloseOutcome
+from dsv4_repro.repro.ground import CloseOutcome, StepOutcome, UnwedgeOutcome
 from dsv4_repro.repro.kernel_choice import ChosenKernel
 from dsv4_repro.repro.watchdog import Limits
 from dsv4_repro.scenarios.drain import DrainPlan
@@ -223,3 +223,55 @@ def test_a_random_schedule_is_another_one_each_trial() -> None:
     one.close()
     assert [result.kind for result in results] == ["hang", "hang"]
     assert one.opened == 2
+
+
+#: Of ours, a reading that fails is no end of a trial: then nothing is released.
+PASSING = [KeyboardInterrupt(), SystemExit(1), OSError(28, "the disk is full"), MemoryError(), UsageError("no such")]
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        (place, error)
+        for place in ("open", "run_step", "row_states", "unwedge")
+        for error in PASSING
+        if not (place == "row_states" and isinstance(error, UsageError))
+    ],
+)
+def test_whatever_passes_through_a_trial_the_workload_is_closed_first(place: str, error: BaseException) -> None:
+    calls: list[str] = []
+
+    class Ground:
+        name = "cpu"
+
+        def _at(self, name: str) -> None:
+            calls.append(name)
+            if name == place:
+                raise error
+
+        def open(self, _request: Any, _emit: Any) -> None:
+            self._at("open")
+
+        def run_step(self, step: Any) -> StepOutcome:
+            self._at("run_step")
+            return StepOutcome(step.index, "hung" if step.danger else "done")
+
+        def row_states(self) -> dict[str, Any]:
+            self._at("row_states")
+            return {"address": 4096, "arrivals": [1]}
+
+        def unwedge(self, _address: int, _value: int) -> UnwedgeOutcome:
+            self._at("unwedge")
+            return UnwedgeOutcome(attempted=True, retired=True)
+
+        def close(self) -> CloseOutcome:
+            calls.append("close")
+            return CloseOutcome("clean", device_idle=None)
+
+    cell = Cell(name="x", ground="cpu", kernel="builtin", arch=90, plan={"layers": 1})
+    one = TrialSession(cell, make=lambda _name: Ground(), identify=False)  # type: ignore[arg-type,return-value]
+    with pytest.raises(type(error)) as raised:
+        one.trial(1)
+    assert raised.value is error
+    assert calls[-1] == "close"
+    assert calls.count("close") == 1
