@@ -32,7 +32,7 @@ from ..scenarios.launches import CrossRank, Launch, Row
 from .child import package_path, raise_from
 from .exits import exit_status
 from .leftovers import mark_run
-from .row_record import breaks_noted, finish_row
+from .run_end import breaks_noted, finish_row
 from .run_records import KernelRecord, RunRecord, TrialCounts
 from .runstore import RunStore
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import ReproError, RunStoreError
+from ..errors import RunStoreError
 from ..reports.document import ReportSource
 from ..scenarios.drain_steps import DecodeStep
 from .console import Screen
@@ -22,6 +21,7 @@ from .leftovers import mark_run
 from .narrate import first_lines, last_lines, progress_line, with_article
 from .report_files import fixes_of, reports_of, write_reports
 from .run import run_workload
+from .run_end import breaks_noted
 from .run_findings import RunResult
 from .run_records import KernelRecord, RunRecord
 from .runstore import RunStore
@@ -101,7 +101,7 @@ def _hardware(job: DrainJob) -> str:
 
 
 def _record(job: DrainJob, started: str) -> RunRecord:
-    from .machine import package_versions
+    from .machine import run_versions
 
     prepared = job.prepared
     image, device = prepared.chosen.image, prepared.device
@@ -111,11 +111,7 @@ def _record(job: DrainJob, started: str) -> RunRecord:
         command=job.command,
         started=started,
         seed=job.plan.seed,
-        versions={
-            "python": sys.version.split()[0],
-            "dsv4-repro": __version__,
-            **{name: text for name, text in package_versions().items() if text},
-        },
+        versions=run_versions(),
         environment={"device": device.name, "sm": device.sm, "sm_count": device.num_sms, "described_by": device.source},
         plan=job.plan.document(),
         kernel=KernelRecord(
@@ -136,18 +132,17 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
         store.write_run(record)
         last = max((step.index for step in job.prepared.request.steps), default=0)
         try:
-            result = run_workload(
-                job.prepared.request,
-                make,
-                store,
-                job.settings,
-                diagnose=job.diagnose,
-                watch=_OnScreen(screen, job.trials, last),
-                clock=clock,
-            )
-        except BaseException as error:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            _note_end(store, record, state, clock.monotonic() - began, clock, error=f"{type(error).__name__}: {error}"[:2000])
+            with breaks_noted(store, record, clock):
+                result = run_workload(
+                    job.prepared.request,
+                    make,
+                    store,
+                    job.settings,
+                    diagnose=job.diagnose,
+                    watch=_OnScreen(screen, job.trials, last),
+                    clock=clock,
+                )
+        except BaseException:
             screen.note(f"what was seen until then is in {store.path}")
             raise
         status = exit_status(result.outcome, job.expect)
@@ -162,7 +157,9 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
         unwritten = ""
         try:
             store.write_diagnosis(result.diagnosis.document())
-            finished = _note_end(store, finished, "finished", clock.monotonic() - began, clock)
+            seconds = round(clock.monotonic() - began, 3)
+            finished = finished.model_copy(update={"state": "finished", "ended": utc_stamp(clock), "seconds": seconds})
+            store.write_run(finished)
             source = ReportSource(
                 diagnosis=result.diagnosis,
                 run=finished.document(),
@@ -186,18 +183,6 @@ def flat_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
         plain |= {key: value for key in ("driver", "uuid") if isinstance(value := nvml.get(key), str)}
     rest = {key: value for key, value in environment.items() if key not in plain}
     return {**plain, "details": rest} if rest else plain
-
-
-def _note_end(
-    store: RunStore, record: RunRecord, state: str, seconds: float, clock: Clock, *, error: str | None = None
-) -> RunRecord:
-    ended = record.model_copy(update={"state": state, "ended": utc_stamp(clock), "seconds": round(seconds, 3), "error": error})
-    try:
-        store.write_run(ended)
-    except ReproError:
-        if error is None:
-            raise  # with an error already on its way, that one is the answer
-    return ended
 
 
 def run_drain(

@@ -1,4 +1,4 @@
-"""How the run directory of a row ends: with diagnosis, record and reports, or with the word for what broke the run off."""
+"""How a run directory ends: with the word for what broke the run off, or, of a row, with diagnosis, record and reports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import Clock, utc_stamp
+from ..errors import ReproError
 from ..reports.document import ReportSource
 from .report_files import fixes_of, reports_of, write_reports
 
@@ -25,16 +26,24 @@ _MOST_TEXT = 2000
 
 @contextmanager
 def breaks_noted(store: RunStore, record: RunRecord, clock: Clock) -> Iterator[None]:
-    """Whatever is raised inside, Ctrl-C too, ``run.json`` says how the run ended; then it is raised on.
+    """Whatever is raised inside, Ctrl-C too, ``run.json`` says how the run ended and after how many seconds; then it is raised on.
 
-    Without it the record would stay at ``running``, like that of a run which was killed.
+    Without it the record would stay at ``running``, like that of a run which was killed. Where it cannot be written (a full disk),
+    what was raised inside stays the answer.
     """
+    began = clock.monotonic()
     try:
         yield
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        ended = {"state": state, "ended": utc_stamp(clock), "error": f"{type(error).__name__}: {error}"[:_MOST_TEXT]}
-        store.write_run(record.model_copy(update=ended))
+        ended = {
+            "state": state, "ended": utc_stamp(clock), "seconds": round(clock.monotonic() - began, 3),
+            "error": f"{type(error).__name__}: {error}"[:_MOST_TEXT],
+        }  # fmt: skip
+        try:
+            store.write_run(record.model_copy(update=ended))
+        except ReproError as second:
+            error.add_note(f"the run's record could not be written either: {second}")
         raise
 
 

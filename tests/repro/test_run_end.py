@@ -1,4 +1,4 @@
-"""However a row ends, its run directory says how."""
+"""However a run ends, its directory says how."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dsv4_repro.clock import SYSTEM
-from dsv4_repro.errors import DeadlineError, NoDeviceError
+from dsv4_repro.clock import SYSTEM, FakeClock
+from dsv4_repro.errors import DeadlineError, NoDeviceError, RunStoreError
 from dsv4_repro.forensics.records import Diagnosis
-from dsv4_repro.repro.row_record import breaks_noted, finish_row
+from dsv4_repro.repro.run_end import breaks_noted, finish_row
 from dsv4_repro.repro.run_records import RunRecord, TrialCounts
 from dsv4_repro.repro.runstore import RunStore
 from dsv4_repro.scenarios.registry import scenario
@@ -32,16 +32,39 @@ def kept(folder: Path) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_broke_a_run_off_is_in_its_record_and_goes_on(error: BaseException, state: str, tmp_path: Path) -> None:
+    clock = FakeClock()
     with RunStore.create("crossrank", out=tmp_path / "run") as store:
         store.write_run(RECORD)
-        with pytest.raises(type(error)) as raised, breaks_noted(store, RECORD, SYSTEM):
-            raise error
+
+        def broken() -> None:
+            with breaks_noted(store, RECORD, clock):
+                clock.sleep(2.5)
+                raise error
+
+        with pytest.raises(type(error)) as raised:
+            broken()
     assert raised.value is error
     found = kept(tmp_path / "run")
     assert found["state"] == state
     assert found["error"] == f"{type(error).__name__}: {error}"[:2000]
-    assert found["ended"] >= "2020"
+    assert found["ended"]
+    assert found["seconds"] == 2.5
     assert (found["seed"], found["versions"]) == (3, {"python": "3.11"})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NoDeviceError("the card fell off"), RunStoreError("full")])
+def test_a_record_that_cannot_be_written_does_not_take_the_place_of_what_broke_the_run_off(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any) -> None:
+        raise RunStoreError("cannot write: the disk is full", path="run.json")
+
+    with RunStore.create("crossrank", out=tmp_path / "run") as store:
+        monkeypatch.setattr(RunStore, "write_run", full)
+        with pytest.raises(type(error)) as raised, breaks_noted(store, RECORD, SYSTEM):
+            raise error
+    assert raised.value is error
+    assert any("the disk is full" in note for note in raised.value.__notes__)
 
 
 @pytest.mark.parametrize(("class_", "outcome", "fixes"), [("gpu-crossrank-spin", "hang", True), ("not-hung", "clean", False)])
