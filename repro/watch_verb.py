@@ -25,7 +25,7 @@ from .serving.hang_document import HangVerdict
 from .serving.hang_message import MESSAGE_S, send_in_process
 from .serving.hang_process import HangKept, capture_in_process
 from .serving.interrupts import interrupts_held
-from .serving.records import ServerTarget
+from .serving.records import ServerTarget, Snapshot
 from .serving.run_retention import prune_runs
 from .serving.watch_loop import FIND_S, Hang, ObserverLike, WatchLoop
 from .watch_lines import end_lines, first_lines
@@ -294,7 +294,19 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
     finder = _Finder(flags.pid, flags.url, flags.log, clock)
     actions = _Actions(flags, root, screen, clock)
     say = _teller(screen, clock)
-    loop = WatchLoop(finder, lambda target, emit: _observe(target, emit, clock, flags.canary_s), actions, say, clock=clock)
+
+    def observe(target: ServerTarget, emit: Callable[..., None]) -> ObserverLike:
+        if flags.canary_s is not None and target.base_url is None:
+            say("--canary: none is sent, the server's URL is not known; give it: --url", style="note")
+        observers[:] = [_observe(target, emit, clock, flags.canary_s)]
+        return observers[0]
+
+    def newest() -> Snapshot | None:
+        latest = observers[0].latest() if observers else None
+        return latest[0] if latest is not None else None
+
+    observers: list[ObserverLike] = []
+    loop = WatchLoop(finder, observe, actions, say, clock=clock)
     exporter = Exporter(address, lambda: loop.state) if address is not None else None
     patient = False
     with _terminable() as asked:
@@ -309,7 +321,7 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
                         ["other machines may read these, without a password; not so: --listen 127.0.0.1:PORT"],
                         style="note", indent=_INDENT,
                     )  # fmt: skip
-            decided = _Decided(loop, clock) if flags.once else None
+            decided = _Decided(loop, clock, canary=newest if flags.canary_s is not None else None) if flags.once else None
 
             absent = ""
 
@@ -353,10 +365,11 @@ def _teller(screen: Screen, clock: Clock) -> Callable[..., None]:
 
 class _Decided:
     """``--once``: the first state that is one, and has lasted. Healthy is one that was seen to move, is idle, or says why it
-    stands: before anything could be seen to stand still, a wedged server looks healthy too."""
+    stands: before anything could be seen to stand still, a wedged server looks healthy too. ``canary``: the newest look, where
+    one is sent: what came of it is waited for."""
 
-    def __init__(self, loop: WatchLoop, clock: Clock) -> None:
-        self._loop, self._clock = loop, clock
+    def __init__(self, loop: WatchLoop, clock: Clock, *, canary: Callable[[], Snapshot | None] | None = None) -> None:
+        self._loop, self._clock, self._canary = loop, clock, canary
         self._healthy: float | None = None
 
     def __call__(self) -> bool:
@@ -369,7 +382,15 @@ class _Decided:
         self._healthy = self._clock.monotonic() if self._healthy is None else self._healthy
         seen = self._loop.assessment
         shown = seen is not None and (bool(seen.reasons) or seen.live_requests == 0 or seen.at - seen.since < SETTLED_S / 2)
-        return shown and self._clock.monotonic() - self._healthy >= SETTLED_S
+        return shown and not self._waits() and self._clock.monotonic() - self._healthy >= SETTLED_S
+
+    def _waits(self) -> bool:
+        """Whether the canary has not come back yet."""
+        target = self._loop.target if self._canary is not None else None
+        if self._canary is None or target is None or target.base_url is None:
+            return False  # none is sent
+        seen = self._canary()
+        return seen is None or seen.canary_waiting_s is not None or (seen.canary_age_s is None and not seen.canary_error)
 
 
 def _end(flags: WatchFlags, loop: WatchLoop, finder: _Finder, actions: _Actions, screen: Screen) -> int:

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsv4_repro.clock import SYSTEM
+from dsv4_repro.clock import SYSTEM, FakeClock
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.serving.canary import Canary, CanaryAnswer, completion_canary
-from dsv4_repro.repro.serving.records import Assessment, EngineSample, ProcessSample, Snapshot
+from dsv4_repro.repro.serving.exporter import WatchState
+from dsv4_repro.repro.serving.records import Assessment, EngineSample, ProcessSample, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.server_watchdog import ServerWatchdog
+from dsv4_repro.repro.watch_verb import _Decided
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
@@ -159,3 +162,39 @@ def test_watch_sends_none_unless_it_is_asked_to(stand_in: _Make, tmp_path: Path,
         assert server.text().count(POST) == 1
         # Faster than one in five seconds is no canary but a load.
         assert main(["watch", "--url", server.base_url, "--canary", "1", *more]) == 2
+
+
+def test_an_idle_server_that_is_wedged_is_found_by_it_alone(
+    stand_in: _Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody asks it anything: without the canary it is idle, and well."""
+    more = ["--once", "--timeout", "20", "--out", str(tmp_path)]
+    with stand_in(wedge_step=1, after=0) as server:
+        assert main(["watch", "--pid", str(server.pid), *more]) == 0
+        assert "HEALTHY: idle" in capsys.readouterr().out
+        assert main(["watch", "--pid", str(server.pid), "--canary", "5", *more]) == 5  # hung needs a sign from the device
+        said = " ".join(capsys.readouterr().out.split())
+        assert "NOT DECIDED: suspect" in said
+        assert "the completion that was sent to try it (--canary) has waited for" in said
+
+
+def test_once_waits_for_the_canary_and_not_for_one_that_is_not_sent() -> None:
+    clock = FakeClock()
+
+    def decided(url: str | None, **canary: Any) -> bool:
+        loop: Any = SimpleNamespace(
+            state=WatchState(state="healthy"), target=ServerTarget(url, api_pid=7),
+            assessment=Assessment("healthy", 10.0, 10.0, ("idle",)),
+        )  # fmt: skip
+        ask, found = _Decided(loop, clock, canary=lambda: Snapshot(10.0, **canary)), []
+        for _ in range(10):
+            found.append(ask())
+            clock.sleep(0.5)
+        return any(found)
+
+    assert not decided("http://h:1")
+    assert not decided("http://h:1", canary_waiting_s=1.0)
+    assert not decided("http://h:1", canary_age_s=20.0, canary_waiting_s=1.0)
+    assert decided("http://h:1", canary_age_s=1.0)
+    assert decided("http://h:1", canary_error="401")
+    assert decided(None)
