@@ -23,6 +23,7 @@ __all__ = [
     "DEFAULT_LAYERS",
     "PLAN_SCHEMA",
     "DrainPlan",
+    "invalid_fields",
     "load_plan",
     "schema",
 ]
@@ -72,7 +73,7 @@ class DrainPlan(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise PlanError(_explain(error)) from None
+            raise PlanError(invalid_fields(error)) from None
 
     @field_validator("prompt", "output", mode="before")
     @classmethod
@@ -206,17 +207,18 @@ class DrainPlan(BaseModel):
         ]
 
 
-def _explain(error: ValidationError) -> str:
+def invalid_fields(error: ValidationError) -> str:
+    """Place, value and rule of the first five faults of a plan of any kind, each cut: a plan file may hold anything."""
     parts = []
     for item in error.errors(include_url=False, include_context=False)[:5]:
-        field = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if not field:
-            parts.append(message)
-            continue
-        value = repr(item.get("input"))
-        parts.append(f"{field} = {value if len(value) <= 80 else value[:77] + '...'}: {message}")
+        place = _cut(".".join(str(part) for part in item["loc"]), 120)
+        said = _cut(item["msg"].removeprefix("Value error, "), 300)
+        parts.append(f"{place} = {_cut(repr(item.get('input')), 80)}: {said}" if place else said)
     return "; ".join(parts)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def schema() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ...errors import PlanError, UsageError
-from ...scenarios.drain import DrainPlan
+from ...scenarios.drain import DrainPlan, invalid_fields
 from ..drain_flags import parse_arch
 from ..serving.engine_flags import parse_flags
 from .cells import Cell
@@ -244,12 +244,8 @@ class HuntPlan(_Part):
         try:
             return cls.model_validate(dict(document))
         except ValidationError as error:
-            parts = []
-            for item in error.errors(include_url=False, include_context=False)[:5]:
-                place = ".".join(str(part) for part in item["loc"])
-                message = item["msg"].removeprefix("Value error, ")
-                parts.append(f"{place}: {message}" if place else message)
-            raise PlanError(f"{where}: {'; '.join(parts)}", help_text="See docs/campaigns.md for the keys of a plan.") from None
+            said = f"{where}: {invalid_fields(error)}"
+            raise PlanError(said, help_text="See docs/campaigns.md for the keys of a plan.") from None
 
 
 def load_hunt_plan(path: Path) -> HuntPlan:

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...errors import PlanError
-from ...kernels.graphs import decode_graph_sizes, pad_to_graph
+from ...kernels.graphs import pad_to_graph
+from ...scenarios.drain import invalid_fields
 
-__all__ = ["MAX_LIVE", "MAX_MTP", "PLAN_HELP", "Aim", "PlanPart", "padded_counts", "plan_errors", "window"]
+__all__ = ["MAX_LIVE", "MAX_MTP", "PLAN_HELP", "Aim", "PlanPart", "plan_errors", "window"]
 
 #: Most requests that decode at once, and speculative tokens per step.
 MAX_LIVE, MAX_MTP = 4096, 15
@@ -33,7 +34,7 @@ def plan_errors() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise PlanError(_explain(error), help_text=PLAN_HELP) from None
+        raise PlanError(invalid_fields(error), help_text=PLAN_HELP) from None
 
 
 class Aim(PlanPart):
@@ -74,21 +75,3 @@ def window(live: int, mtp: int, graph_sizes: Sequence[int], *, steps: int = 2, r
     """The window of ``live`` requests on a server that captured ``graph_sizes`` rows (empty: eager). PlanError."""
     with plan_errors():
         return Aim(live=live, mtp=mtp, graph_rows=pad_to_graph(live * (mtp + 1), graph_sizes), steps=steps, required=required)
-
-
-def padded_counts(mtp: int, max_num_seqs: int, capture_sizes: Sequence[int] | None = None) -> dict[int, int]:
-    """Every live count that is padded: live requests -> rows of the graph. vLLM's default list with MTP 1: 3 -> 8, 5 -> 16, …"""
-    sizes = decode_graph_sizes(max_num_seqs, mtp + 1, capture_sizes)
-    aims = [window(live, mtp, sizes) for live in range(1, max_num_seqs + 1)]
-    return {aim.live: aim.graph_rows for aim in aims if aim.padded_requests and aim.graph_rows is not None}
-
-
-def _explain(error: ValidationError) -> str:
-    parts = []
-    for item in error.errors(include_url=False, include_context=False)[:5]:
-        place = ".".join(str(part) for part in item["loc"])[:120]
-        said = str(item["msg"]).removeprefix("Value error, ")[:300]
-        given = repr(item.get("input"))
-        shown = f" = {given if len(given) <= 80 else given[:77] + '...'}" if place else ""
-        parts.append(f"{place}{shown}: {said}" if place else said)
-    return "; ".join(parts)

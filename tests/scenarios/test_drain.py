@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from dsv4_repro.errors import PlanError
 from dsv4_repro.kernels.plan import device_named, plan_launch
+from dsv4_repro.repro.campaign.plan import HuntPlan
+from dsv4_repro.repro.serving.load_plan import LOAD_SCHEMA, LoadPlan
 from dsv4_repro.scenarios.drain import MAX_PLAN_BYTES, DrainPlan, load_plan, schema
 from dsv4_repro.scenarios.drain_steps import decode_steps, plan_requests, schedule_line
 
@@ -251,6 +253,22 @@ def test_nonsense_names_field_and_value(fields: dict[str, Any], named: str) -> N
     assert named in str(caught.value)
     with pytest.raises(PlanError):
         DrainPlan().replace(**fields)
+
+
+@pytest.mark.parametrize("hostile", [{"k" * 500_000: 1}, {"requests": "v" * 500_000}, {f"k{n}": n for n in range(20_000)}])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda fields: DrainPlan(**fields),
+        HuntPlan.from_document,
+        lambda fields: LoadPlan.from_document({"schema": LOAD_SCHEMA, "waves": [], **fields}),
+    ],
+)
+def test_what_is_wrong_with_a_plan_of_any_kind_is_said_in_few_words(read: Any, hostile: dict[str, Any]) -> None:
+    with pytest.raises(PlanError) as caught:
+        read(hostile)
+    assert next(iter(hostile))[:100] in str(caught.value)
+    assert len(str(caught.value)) < 3000
 
 
 def test_an_unknown_producer_is_named() -> None:

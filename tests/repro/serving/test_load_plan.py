@@ -11,8 +11,9 @@ import jsonschema
 import pytest
 
 from dsv4_repro.errors import PlanError
+from dsv4_repro.kernels.graphs import decode_graph_sizes
 from dsv4_repro.repro.schemas import schema_of
-from dsv4_repro.repro.serving.aims import padded_counts, window
+from dsv4_repro.repro.serving.aims import window
 from dsv4_repro.repro.serving.load_plan import (
     LOAD_SCHEMA,
     MAX_PLAN_BYTES,
@@ -76,8 +77,12 @@ def test_prompts_of_two_requests_differ() -> None:
 
 
 def test_windows_of_vllms_default_list() -> None:
-    assert padded_counts(1, 16) == {3: 8, 5: 16, 6: 16, 7: 16, 9: 24, 10: 24, 11: 24, 13: 32, 14: 32, 15: 32}
-    assert padded_counts(1, 16, [2, 4, 6, 8]) == {}
+    def padded(*capture_sizes: int) -> dict[int, int | None]:
+        aims = [window(live, 1, decode_graph_sizes(16, 2, capture_sizes or None)) for live in range(1, 17)]
+        return {aim.live: aim.graph_rows for aim in aims if aim.padded_requests}
+
+    assert padded() == {3: 8, 5: 16, 6: 16, 7: 16, 9: 24, 10: 24, 11: 24, 13: 32, 14: 32, 15: 32}
+    assert padded(2, 4, 6, 8) == {}
     aim = window(3, 1, (2, 4, 8, 16))
     assert (aim.rows, aim.graph_rows, aim.padded_requests) == (6, 8, 1)
     assert aim.text == "3 live x 2 = 6 rows in a graph of 8, 1 padded"
