@@ -29,7 +29,6 @@ __all__ = [
     "LaunchPlan",
     "ReleaseProfile",
     "arch_limits",
-    "check_integer",
     "default_registers",
     "device_for_sm",
     "device_named",
@@ -54,7 +53,7 @@ SAMPLED_MIN_LENGTH = {512: 98304, 1024: 65536, 2048: 65536}
 #: Shared memory that a batch of at most 8 rows may use per CTA, bytes.
 SMEM_CAP_8_ROWS = 48 * 1024
 
-INT32_MAX = (1 << 31) - 1
+_INT32_MAX = (1 << 31) - 1
 _MAX_ROWS = 1 << 20
 
 Path = Literal["persistent", "filtered", "sampled", "decode", "refused"]
@@ -187,8 +186,7 @@ class LaunchPlan:
         return [head, *([self.refusal] if self.refusal else []), *self.notes]
 
 
-def check_integer(name: str, value: int, low: int, high: int) -> None:
-    """PlanError, with the name and the value, unless ``value`` is an integer of ``low`` to ``high``."""
+def _check(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise PlanError(f"{name} must be an integer, got {value!r}")
     if not low <= value <= high:
@@ -211,13 +209,13 @@ def plan_launch(
     ``max_seq_len``: the host scalar that the caller passes. ``registers`` and ``static_smem``: of the kernel that will be launched,
     for its occupancy; None takes the shipped kernel's. PlanError if a value is out of range.
     """
-    check_integer("rows", rows, 1, _MAX_ROWS)
-    check_integer("stride", stride, 1, INT32_MAX)
-    check_integer("max_seq_len", max_seq_len, 0, INT32_MAX)
+    _check("rows", rows, 1, _MAX_ROWS)
+    _check("stride", stride, 1, _INT32_MAX)
+    _check("max_seq_len", max_seq_len, 0, _INT32_MAX)
     if top_k not in TOP_K_VALUES:
         raise PlanError(f"top_k must be one of {', '.join(map(str, TOP_K_VALUES))}, got {top_k}")
-    check_integer("num_sms", device.num_sms, 1, 1 << 16)
-    check_integer("smem_optin", device.smem_optin, FIXED_SMEM_LARGE + 4, 1 << 30)
+    _check("num_sms", device.num_sms, 1, 1 << 16)
+    _check("smem_optin", device.smem_optin, FIXED_SMEM_LARGE + 4, 1 << 30)
     profile = release_profile if isinstance(release_profile, ReleaseProfile) else _profile(release_profile)
     notes: list[str] = []
 
