@@ -60,9 +60,11 @@ class GpuCard:
     def start_sampling(self) -> None:
         """Look at it ten times a second from now on, its counters too where there are any.
 
-        An earlier thread ends first: a second child, for a core dump, is opened while the first one's card is still looked at.
+        An earlier thread ends first, where a workload is opened again. A second child, for a core dump, has a card object and a
+        thread of its own beside the first one's.
         """
-        self.stop_sampling()
+        if left := self.stop_sampling():
+            self.unread.append(Unread("NVML", left))
         device = self.device
         if device is None:
             return
@@ -85,12 +87,12 @@ class GpuCard:
         """The newest look; None without one."""
         return self._samples.latest if self._samples is not None else None
 
-    def stop_sampling(self) -> None:
-        """End the looks; may be called twice."""
-        if self._samples is not None:
-            if not self._samples.stop():
-                self.unread.append(Unread("NVML", "a call has not come back; what it was asked for is left to it"))
-            self._samples = None
+    def stop_sampling(self) -> str:
+        """End the looks; may be called twice. In words what is left of them: "", or a thread in a call that has not come back."""
+        samples, self._samples = self._samples, None
+        if samples is None or samples.stop():
+            return ""
+        return "an NVML call has not come back: the thread that looks at the card is left to it"
 
     def left_as_found(self, pid: int) -> tuple[bool | None, str]:
         """(whether it is idle again after the end of our child ``pid``, None if that cannot be told; in words)."""

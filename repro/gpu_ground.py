@@ -345,7 +345,7 @@ class GpuGround:
 
     def close(self) -> CloseOutcome:
         """End the child (evidence first: nothing is collected here), then see whether the card is as it was found."""
-        self._card.stop_sampling()
+        left = self._card.stop_sampling()
         child, self._child = self._child, None
         if child is None:
             self._remove_work()
@@ -356,7 +356,7 @@ class GpuGround:
             survivors = self._capture.end_debuggers()
             self._capture = None
         idle, detail = self._card.left_as_found(child.pid)
-        detail = "; ".join([*survivors, detail])
+        detail = "; ".join([*survivors, *([left] if left else []), detail])
         if how != "survived":
             self._remove_work()
         else:

@@ -24,6 +24,11 @@ METRICS = {"graphics_util": 1, "sm_util": 2, "sm_occupancy": 3, "dram_bw_util": 
 SHORTEST_INTERVAL_S = 0.1
 
 
+_ONE_CALL = threading.Lock()
+#: A call takes milliseconds; for one of another thread that takes longer is waited so long, seconds.
+_OPEN_WAIT_S, _LOOK_WAIT_S = 1.0, 0.05
+
+
 @dataclass(frozen=True, slots=True)
 class GpmSample:
     """Averages from ``begin`` to ``end`` (seconds on the clock), in percent; a metric that is None stands in ``unread``."""
@@ -54,14 +59,18 @@ class GpmSample:
 class Gpm:
     """GPM of one card, for any thread. UnavailableError where the card or the binding has none.
 
-    NVML writes into the two samples that it is given: two calls at once on the same sample end the process with SIGSEGV (seen
-    with driver 580.159.04).
+    Two calls at once can end the process with SIGSEGV (seen with driver 580.159.04 while a second workload on the same card was
+    opened, which has samples of its own): one call at a time in the process, whichever object and thread make it.
     """
 
     def __init__(self, device: NvmlDevice, clock: Clock = SYSTEM) -> None:
         self._n: Any = device.module
         self._handle = device.handle
         self._clock = clock
+        if not _ONE_CALL.acquire(timeout=_OPEN_WAIT_S):
+            raise UnavailableError(
+                "GPM: a call of another thread has not come back", help_text="NVML's utilisation and power still are read."
+            )
         try:
             support = self._n.nvmlGpmQueryDeviceSupport(self._handle)
             if not support.isSupportedDevice:
@@ -75,18 +84,19 @@ class Gpm:
             raise UnavailableError(f"GPM: {error}", help_text="NVML's utilisation and power still are read.") from error
         except AttributeError as error:
             raise UnavailableError(f"GPM: the binding lacks it: {error}", help_text="pip install -U nvidia-ml-py") from error
+        finally:
+            _ONE_CALL.release()
         self._since = clock.monotonic()
-        self._inside = threading.Lock()
 
     def look(self) -> GpmSample | None:
         """Averages since the last look, which this one then replaces; None when that was less than 0.1 s ago, or while another
-        thread is in it (a driver in trouble can keep it there)."""
-        if not self._inside.acquire(blocking=False):
+        thread stays in a call (a driver in trouble can keep it there)."""
+        if not _ONE_CALL.acquire(timeout=_LOOK_WAIT_S):
             return None
         try:
             return self._look()
         finally:
-            self._inside.release()
+            _ONE_CALL.release()
 
     def _look(self) -> GpmSample | None:
         now = self._clock.monotonic()

@@ -286,8 +286,60 @@ def test_no_two_threads_are_in_the_same_samples_of_gpm() -> None:
     assert gpm.look() is not None
 
 
+def test_no_two_objects_are_in_a_call_of_gpm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second child, for a core dump, is opened and looked at while the first one's card still is: two objects, one driver."""
+    monkeypatch.setattr("dsv4_repro.forensics.collect.gpm._OPEN_WAIT_S", 0.05)
+    clock, module = FakeClock(), SlowGpm()
+    first, second = Gpm(card(module), clock), Gpm(card(module), clock)
+    module.slow = True
+    clock.sleep(1.0)
+    thread = threading.Thread(target=first.look)
+    thread.start()
+    assert module.entered.wait(10.0)
+    assert second.look() is None
+    with pytest.raises(UnavailableError, match="another thread"):
+        Gpm(card(module), clock)
+    module.go.set()
+    thread.join(10.0)
+    assert module.most == 1
+    clock.sleep(1.0)
+    assert second.look() is not None
+    assert Gpm(card(module), clock).look() is None
+
+
+def test_what_gpm_lacks_leaves_it_open_to_others() -> None:
+    class OldBinding(FakeNvml):
+        @property
+        def nvmlGpmSampleGet(self) -> Any:
+            raise AttributeError("old binding")
+
+    clock = FakeClock()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="the binding lacks it"):
+            Gpm(card(OldBinding()), clock)
+    assert Gpm(card(FakeNvml()), clock).look() is None
+
+
+def test_a_look_at_a_card_that_never_returns_is_said_at_the_end() -> None:
+    module, release, inside = FakeNvml(), threading.Event(), threading.Event()
+    held = GpuCard(lambda: Nvml(module))
+    held.look("GPU-01020304", 1, share=True)
+    assert held.device is not None
+
+    def stuck(*_arguments: Any, **_more: Any) -> Any:
+        inside.set()
+        assert release.wait(30)
+
+    held.device.sample = stuck  # type: ignore[method-assign]
+    held.start_sampling()
+    assert inside.wait(10)
+    assert "has not come back" in held.stop_sampling()
+    assert held.stop_sampling() == ""
+    release.set()
+
+
 def test_a_card_is_looked_at_by_one_thread_however_often_it_is_opened() -> None:
-    """A second child, for a core dump, starts the looks again while those beside the first one still run."""
+    """By its object; a second child has another one."""
     module = FakeNvml()
     held = GpuCard(lambda: Nvml(module))
     held.look("GPU-01020304", 1, share=True)
