@@ -106,6 +106,14 @@ class _Finder:
             return self.last
         return None
 
+    def renewed(self, known: ServerTarget) -> ServerTarget:
+        """The server that was found, looked up again; from any thread. A URL that it did not have yet is kept for its restart."""
+        from .serving.ranks import refresh
+
+        found = refresh(known, clock=self._clock)
+        self._url = self._url or found.base_url
+        return found
+
 
 def _together(pid: int, url: str, clock: Clock) -> str:
     """What is to be said of a pid and a URL that were both given; "" if they are one server's. UsageError if they are two."""
@@ -138,12 +146,18 @@ def _answers(url: str) -> bool:
     return reading.health is not None or bool(reading.values)
 
 
-def _observe(target: ServerTarget, emit: Callable[..., None], clock: Clock, canary_s: float | None) -> ObserverLike:
+def _observe(
+    target: ServerTarget,
+    emit: Callable[..., None],
+    clock: Clock,
+    canary_s: float | None,
+    renew: Callable[[ServerTarget], ServerTarget],
+) -> ObserverLike:
     from .serving.observer import Observer
 
-    if canary_s is None or target.base_url is None:
-        return Observer(target, emit=emit, clock=clock)
-    return Observer(target, emit=emit, clock=clock, ask=completion_canary(target.base_url, clock=clock), canary_s=canary_s)
+    ask = completion_canary(target.base_url, clock=clock) if canary_s is not None and target.base_url is not None else None
+    # A watch may begin before its server has a worker, and go on for weeks.
+    return Observer(target, emit=emit, clock=clock, ask=ask, canary_s=canary_s or 30.0, renew=renew)
 
 
 class _Actions:
@@ -298,7 +312,7 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
     def observe(target: ServerTarget, emit: Callable[..., None]) -> ObserverLike:
         if flags.canary_s is not None and target.base_url is None:
             say("--canary: none is sent, the server's URL is not known; give it: --url", style="note")
-        observers[:] = [_observe(target, emit, clock, flags.canary_s)]
+        observers[:] = [_observe(target, emit, clock, flags.canary_s, finder.renewed)]
         return observers[0]
 
     def newest() -> Snapshot | None:

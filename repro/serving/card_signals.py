@@ -63,11 +63,17 @@ class _Card:
             self.gpm_why = Unread("GPM", str(error))
 
 
-class CardReader:
-    """Of the cards that ``ranks`` name; where they name none, of all that are visible here (``guessed``).
+def _named(ranks: Sequence[Rank]) -> frozenset[tuple[str | None, int | None]]:
+    """(UUID, index) of the cards that ranks name."""
+    return frozenset((rank.gpu_uuid, rank.gpu_index) for rank in ranks if rank.gpu_uuid or rank.gpu_index is not None)
 
-    ``own``: gives the server's pids. Raises NoDriverError, NoDeviceError. ``look`` may wait inside a driver in trouble: it belongs
-    into a thread of its own.
+
+class CardReader:
+    """Of the cards that ``ranks`` name; where they name none, of all that are visible here (``guessed``: ``own`` of each is
+    False).
+
+    ``retarget`` names them anew, from any thread; what was learnt of a card that stays is kept. ``own``: gives the server's pids.
+    Raises NoDriverError, NoDeviceError. ``look`` may wait inside a driver in trouble: it belongs into a thread of its own.
     """
 
     def __init__(
@@ -78,23 +84,37 @@ class CardReader:
         self._nvml = nvml or Nvml()
         self._n: Any = self._nvml.module
         self.guessed = False
-        named = {rank.gpu_uuid: rank.gpu_index for rank in ranks if rank.gpu_uuid or rank.gpu_index is not None}
-        devices: list[NvmlDevice] = []
+        self._cards: list[_Card] = []
+        self._events: Any = None
+        self._events_why: Unread | None = None
+        self._wanted = self._named = _named(ranks)
+        self._choose(self._wanted)
+
+    def retarget(self, ranks: Sequence[Rank]) -> None:
+        """The server's ranks as they are known now: their cards are looked at from the next look on."""
+        self._wanted = _named(ranks)
+
+    def _choose(self, named: frozenset[tuple[str | None, int | None]]) -> None:
+        """Take these cards, or all that are visible. NoDeviceError; then those before stay."""
         if named:
-            for uuid, index in named.items():
-                devices.append(self._nvml.by_uuid(uuid) if uuid else self._nvml.by_index(index or 0))
+            # By its UUID where it has one: two ranks of one card, of which one is known by its index alone, are one card.
+            devices = [self._nvml.by_uuid(uuid) if uuid else self._nvml.by_index(index or 0) for uuid, index in named]
         else:
-            self.guessed = True
             devices = [self._nvml.by_index(index) for index in range(min(self._nvml.count(), 64))]
         if not devices:
             raise NoDeviceError("NVML shows no GPU")
-        self._cards = []
+        known = {(card.index, card.uuid): card for card in self._cards}
+        cards: dict[tuple[int, str | None], _Card] = {}
         for device in devices:
             identity = device.identity()
-            self._cards.append(_Card(device, identity.index, identity.uuid, clock))
-        self._events: Any = None
-        self._events_why: Unread | None = None
-        self._register()
+            key = (identity.index, identity.uuid)
+            if key not in cards:
+                cards[key] = known.get(key) or _Card(device, identity.index, identity.uuid, self._clock)
+        fresh = [card for key, card in cards.items() if key not in known]
+        self._cards, self.guessed, self._named = list(cards.values()), not named, named
+        if fresh:
+            self.close()
+            self._register()
 
     def _register(self) -> None:
         n = self._n
@@ -108,6 +128,9 @@ class CardReader:
 
     def look(self) -> tuple[DeviceSample, ...]:
         """One sample of each card, in the order of their indices."""
+        wanted = self._wanted
+        if wanted != self._named:
+            self._choose(wanted)
         self._xids()
         return tuple(sorted((self._one(card) for card in self._cards), key=lambda sample: sample.index))
 
@@ -182,6 +205,7 @@ class CardReader:
             sm_util=gpm.sm_util if gpm is not None else None,
             dram_util=gpm.dram_bw_util if gpm is not None else None,
             others=card.others,
+            own=not self.guessed,
         )
         card.last = sample
         return sample

@@ -3,7 +3,8 @@
 Two kinds of sign. *Recorder*: a step was launched, the event behind it has not completed for longer than healthy steps take, and
 neither steps begun nor steps ended move, said by an agent whose own thread still runs. *NVML*: every card of the server shows a
 resident kernel (utilisation) that moves no memory, at a power well below the same card's busy level (or at few SMs by GPM, or,
-weaker, at flat power), all the while that the engine's counters stand.
+weaker, at flat power), all the while that the engine's counters stand. Cards of which it is not known whether they are the server's
+(``DeviceSample.own``) speak for it only where every one that is visible shows it, for longer, and it is said so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .movement import Movement
 from .records import Blind, DeviceSample, RankProgress
 from .watch_limits import FATAL_XIDS, PROCESS_XIDS, WatchLimits
 
-__all__ = ["DeviceTrack", "Signs", "deadline_of", "device_words", "recorder_signs", "resident", "spin_signs"]
+__all__ = ["DeviceTrack", "Signs", "deadline_of", "device_words", "own_tracks", "recorder_signs", "resident", "spin_signs"]
 
 
 @dataclass(slots=True)
@@ -157,10 +158,15 @@ def device_words(sample: DeviceSample) -> str:
     return f"GPU {sample.index}: " + (", ".join(parts) or "nothing readable")
 
 
+def own_tracks(tracks: dict[str, DeviceTrack]) -> dict[str, DeviceTrack]:
+    """Those of cards that are known to be the server's, as far as they were read."""
+    return {name: track for name, track in tracks.items() if track.newest is not None and track.newest.own}
+
+
 def resident(tracks: dict[str, DeviceTrack], *grades: str) -> tuple[float, str]:
-    """(seconds that a kernel has been resident on every card and moved no memory, the cards in words); 0 where not on every card,
-    not by these grades, or where others compute on one."""
-    seen = [(track, track.newest) for track in tracks.values() if track.newest is not None]
+    """(seconds that a kernel has been resident on every card of the server and moved no memory, the cards in words); 0 where not on
+    every card, not by these grades, where others compute on one, or where no card is known to be the server's."""
+    seen = [(track, track.newest) for track in own_tracks(tracks).values() if track.newest is not None]
     if not seen or not all(track.grade()[0] in grades and not newest.others for track, newest in seen):
         return 0.0, ""
     return min(track.spin_s() for track, _ in seen), "; ".join(device_words(newest) for _, newest in seen)
@@ -228,7 +234,8 @@ def _one_ring(one: RankProgress, movement: Movement, tracks: dict[str, DeviceTra
     if not one.unfinished or one.unfinished_age_s is None or standing is None:
         return
     deadline = deadline_of(one, limits)
-    if one.graph_mode != "full" and not any(track.newest is not None for track in tracks.values()):
+    own = own_tracks(tracks)
+    if one.graph_mode != "full" and not own:
         # A long prefill and a wedge look the same to the recorder; no card tells them apart.
         deadline = max(deadline, limits.eager_blind_s)
     if one.unfinished_age_s < deadline or standing.still_s < limits.ring_still_s or standing.looks < limits.least_looks:
@@ -248,7 +255,7 @@ def _one_ring(one: RankProgress, movement: Movement, tracks: dict[str, DeviceTra
         signs.blind.append(Blind(f"recorder of {_rank(one)}", f"the agent's thread has not run for {one.heard_age_s:.1f} s"))
         signs.facts.append(words)
         return
-    mine = [track for track in tracks.values() if one.device is None or (track.newest and track.newest.index == one.device)]
+    mine = [track for track in own.values() if one.device is None or (track.newest and track.newest.index == one.device)]
     if mine and all(track.idle_s() >= limits.idle_s for track in mine):
         signs.against.append(f"contradiction: NVML has shown its card idle for {min(track.idle_s() for track in mine):.1f} s")
         signs.facts.append(words)
@@ -269,11 +276,20 @@ def _one_ring(one: RankProgress, movement: Movement, tracks: dict[str, DeviceTra
 
 
 def spin_signs(
-    tracks: dict[str, DeviceTrack], still_s: float, engine_still_s: float, limits: WatchLimits, *, host_works: str, log_works: str
+    tracks: dict[str, DeviceTrack],
+    still_s: float,
+    engine_still_s: float,
+    limits: WatchLimits,
+    *,
+    host_works: str,
+    log_works: str,
+    here: bool = True,
 ) -> Signs:
-    """NVML's word. ``still_s``: all of the server was seen standing; ``engine_still_s``: at least one engine with work in hand."""
+    """NVML's word. ``still_s``: all of the server was seen standing; ``engine_still_s``: at least one engine with work in hand.
+    ``here``: a process of the server is seen on this machine; cards that are only visible are else no sign of it."""
     signs = Signs()
-    live = {name: track for name, track in tracks.items() if track.newest is not None}
+    told = own_tracks(tracks)
+    live = told or {name: track for name, track in tracks.items() if track.newest is not None}
     for track in live.values():
         signs.blind += track.dull
     if not live:
@@ -289,7 +305,9 @@ def spin_signs(
         }
     )  # fmt: skip
     if faults and standing >= limits.still_s:
-        signs.signals.append(f"NVML reported Xid {', '.join(map(str, faults))}")
+        said = f"NVML reported Xid {', '.join(map(str, faults))}"
+        signs.signals += [said] if told else []
+        signs.facts += [] if told else [f"{said}, and whether a card of the server had it is not known"]
     own = {name: track for name, track in live.items() if not (track.newest and track.newest.others)}
     spinning = {name: track for name, track in own.items() if track.spin_since is not None}
     if not spinning:
@@ -301,6 +319,10 @@ def spin_signs(
         if track.newest is not None
     )
     every = len(spinning) == len(live)
+    if not told:
+        _guessed_spin(signs, spinning, all(grade == "strong" for grade, _ in grades.values()) and every and here, still_s, words,
+                      limits, works=host_works or log_works)  # fmt: skip
+        return signs
     if every and all(grade == "strong" for grade, _ in grades.values()):
         need, why = limits.spin_s, ""
     elif all(grade for grade, _ in grades.values()):
@@ -324,3 +346,21 @@ def spin_signs(
         long = min(track.spin_s() for track in spinning.values())
         signs.signals.append(f"NVML: a kernel has been resident for {long:.1f} s and moves no memory ({words})")
     return signs
+
+
+def _guessed_spin(
+    signs: Signs, spinning: dict[str, DeviceTrack], all_spin: bool, still_s: float, words: str, limits: WatchLimits, *, works: str
+) -> None:
+    """Which of the visible cards are the server's is not known: where all of them spin, its own do too; else one that spins may be
+    a neighbour's. An idle card of its own cannot be told from a neighbour's, so what a late rank is given is waited for."""
+    long = min(track.spin_s() for track in spinning.values())
+    if all_spin and not works and min(long, still_s) >= limits.differ_s:
+        signs.signals.append(
+            "NVML: on every card that is visible here, and which of them are the server's is not known, a kernel has been resident "
+            f"for {long:.1f} s and moves no memory ({words})"
+        )
+        return
+    signs.facts.append(
+        f"a kernel is resident for {long:.1f} s and moves no memory ({words}); which cards are the server's is not known, so this "
+        f"is a sign of it only if every visible one shows it for {limits.differ_s:g} s"
+    )

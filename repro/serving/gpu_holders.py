@@ -14,6 +14,10 @@ from ...forensics.device_state import Unread
 
 __all__ = ["GpuHolders", "HeldGpu", "gpu_holders", "has_cuda", "start_asking"]
 
+#: Threads that still wait for an answer. A watch asks for weeks: over a driver that never answers they must not pile up.
+_WAITING: list[threading.Thread] = []
+_MOST_WAITING = 8
+
 
 @dataclass(frozen=True, slots=True)
 class HeldGpu:
@@ -62,6 +66,10 @@ def start_asking(make: Callable[[], Nvml] = Nvml) -> Callable[[float], GpuHolder
     """Ask NVML from a thread of its own. The function that is returned waits so many seconds for the answer; then it is left alone
     and said to be silent."""
     answer: list[GpuHolders] = []
+    _WAITING[:] = [thread for thread in _WAITING if thread.is_alive()]
+    if len(_WAITING) >= _MOST_WAITING:
+        why = f"{len(_WAITING)} questions to it are not answered yet: it is not asked again"
+        return lambda _seconds: GpuHolders(unread=(Unread("NVML", why, "nvidia-smi"),))
 
     def ask() -> None:
         try:
@@ -71,6 +79,7 @@ def start_asking(make: Callable[[], Nvml] = Nvml) -> Callable[[float], GpuHolder
 
     thread = threading.Thread(target=ask, name="dsv4-repro-nvml", daemon=True)
     thread.start()
+    _WAITING.append(thread)
 
     def result(seconds: float) -> GpuHolders:
         thread.join(seconds)

@@ -21,7 +21,8 @@ from .canary import Canary, CanaryAnswer, CanarySays
 from .card_signals import CardReader
 from .process_stat import world_size
 from .rank_signals import RingReader
-from .records import Assessment, Blind, LoadSample, ServerTarget, Snapshot
+from .records import CARDS_GUESSED, Assessment, Blind, LoadSample, ServerTarget, Snapshot
+from .renewal import Renewal
 from .server_watchdog import ServerWatchdog
 from .signals import LogReader, MetricsReader, ProcessReader
 from .watch_limits import WatchLimits
@@ -53,6 +54,8 @@ class Periods:
     rings: float = 0.25
     cards: float = 0.5
     processes: float = 0.5
+    #: Whether it is due to look the server up again; that itself is ``renewal``'s to say.
+    target: float = 0.5
     sample: float = 1.0
     #: A source that failed to be set up (no driver, no folder yet) is tried again so often.
     retry: float = 5.0
@@ -132,8 +135,9 @@ class Observer:
     """Watches ``target``. ``emit``: one line ``sample`` a second and one line ``state`` for each change, with reasons.
 
     ``exit_status``: the API process's, once it has ended, where it is our child. ``ask``: sends a canary completion (off without
-    it). ``on_change``: called from the judging thread with each new state. A server that takes the place of one that ended is
-    another observer's (``watch_loop``).
+    it). ``on_change``: called from the judging thread with each new state. ``renew``: looks the server up again (``renewal``);
+    without it the processes and cards stay those of ``target``. A server that takes the place of one that ended is another
+    observer's (``watch_loop``).
     """
 
     def __init__(
@@ -151,6 +155,7 @@ class Observer:
         on_change: Callable[[Snapshot, Assessment], None] | None = None,
         cards: bool = True,
         nvml: Callable[[], Nvml] = Nvml,
+        renew: Callable[[ServerTarget], ServerTarget] | None = None,
         proc: Path = Path("/proc"),
     ) -> None:
         self._clock, self._emit = clock, emit
@@ -169,6 +174,9 @@ class Observer:
         self._still = False
         self._cards_reader: CardReader | None = None
         self._log_reader: LogReader | None = None
+        self._ring_reader: RingReader | None = None
+        self._process_reader: ProcessReader | None = None
+        self._renewal = Renewal(target, renew, clock=clock) if renew is not None else None
         self._next_sample = -1e9
         self.failures = 0
         self.target = target
@@ -199,32 +207,63 @@ class Observer:
         return self._end_sources(timeout_s) and not self._thread.is_alive()
 
     def _begin_sources(self) -> None:
-        target, periods, clock = self.target, self._periods, self._clock
+        self._cards_reader = self._log_reader = self._ring_reader = self._process_reader = None
+        self._add_sources(self.target)
+        renewal = self._renewal
+        if renewal is not None:
+            # It answers at once but for when it is due; a look at all of /proc and NVML may take two seconds.
+            self._add("target", lambda: renewal.look, self._periods.target, 30.0)
+
+    def _add(
+        self, name: str, make: Callable[[], Callable[[], Any]], period: float, stale: float, retry: float | None = None
+    ) -> None:
+        source = Source(
+            name, make, period_s=period, stale_s=stale, retry_s=retry or self._periods.retry, clock=self._clock
+        )  # fmt: skip
+        self._sources[name] = source
+        source.start()
+
+    def _add_sources(self, target: ServerTarget) -> None:
+        """Begin with what can be read of it and is not read yet; readers that are at work go on with its newer processes."""
+        periods, clock = self._periods, self._clock
         asked = world_size(target.api_pid, self._proc) if target.api_pid is not None and target.ranks else 0
         self._remote = max(asked - len(target.ranks), 0)
-        processes = ProcessReader(target, clock=clock, proc=self._proc, exit_status=self._exit_status)
-        self._cards_reader = self._log_reader = None
-
-        def add(
-            name: str, make: Callable[[], Callable[[], Any]], period: float, stale: float, retry: float = periods.retry
-        ) -> None:
-            self._sources[name] = Source(name, make, period_s=period, stale_s=stale, retry_s=retry, clock=clock)
-
-        if target.base_url:
+        if self._process_reader is None:
+            self._process_reader = ProcessReader(target, clock=clock, proc=self._proc, exit_status=self._exit_status)
+        else:
+            self._process_reader.retarget(target)
+        processes, known = self._process_reader, self._sources
+        if target.base_url and "metrics" not in known:
             metrics = MetricsReader(target.base_url, timeout_s=2.0, clock=clock)
-            add("metrics", lambda: metrics.look, periods.metrics, 3.0 * periods.metrics + 2.0)
-        if target.log_path is not None:
+            self._add("metrics", lambda: metrics.look, periods.metrics, 3.0 * periods.metrics + 2.0)
+        if target.log_path is not None and "log" not in known:
             log = self._log_reader = LogReader(target.log_path, clock=clock)
-            add("log", lambda: log.look, periods.log, 6.0 * periods.log + 2.0)
-        if target.agent_folder is not None:
-            rings = RingReader(target.agent_folder, target.ranks, clock=clock, proc=self._proc)
-            add("rings", lambda: rings.look, periods.rings, 2.0)
-        if target.tree or target.ranks or target.api_pid is not None or target.engine_pids:
-            add("processes", lambda: lambda: processes.look(compilers=self._still), periods.processes, 3.0)
-        if self._use_cards:
-            add("NVML", lambda: self._make_cards(target, processes), periods.cards, 2.5, periods.retry_cards)
-        for source in self._sources.values():
-            source.start()
+            self._add("log", lambda: log.look, periods.log, 6.0 * periods.log + 2.0)
+        if self._ring_reader is not None:
+            self._ring_reader.retarget(target.ranks)
+        elif target.agent_folder is not None:
+            rings = self._ring_reader = RingReader(target.agent_folder, target.ranks, clock=clock, proc=self._proc)
+            self._add("rings", lambda: rings.look, periods.rings, 2.0)
+        seen = target.tree or target.ranks or target.api_pid is not None or target.engine_pids
+        if seen and "processes" not in known:
+            self._add("processes", lambda: lambda: processes.look(compilers=self._still), periods.processes, 3.0)
+        if self._cards_reader is not None:
+            self._cards_reader.retarget(target.ranks)
+        elif self._use_cards and "NVML" not in known:
+            # Its reader is made in its own thread, by then with what is known of the server.
+            self._add("NVML", lambda: self._make_cards(self.target, processes), periods.cards, 2.5, periods.retry_cards)
+
+    def _renew(self) -> None:
+        """Go on with the server's processes and cards as they are now, where they were looked up again."""
+        source = self._sources.get("target")
+        found, _ = source.latest() if source is not None else (None, None)
+        if found is None or found == self.target:
+            return
+        before, self.target = self.target, found
+        self._add_sources(found)
+        if found.ranks != before.ranks or found.engine_pids != before.engine_pids:
+            ranks = [{"pid": rank.pid, "rank": rank.rank, "gpu": rank.gpu_index} for rank in found.ranks[:64]]
+            self._say("workers", ranks=ranks, engines=list(found.engine_pids[:64]))
 
     def _end_sources(self, timeout_s: float) -> bool:
         sources, self._sources = list(self._sources.values()), {}
@@ -241,6 +280,8 @@ class Observer:
     def _make_cards(self, target: ServerTarget, processes: ProcessReader) -> Callable[[], Any]:
         reader = CardReader(target.ranks, lambda: processes.pids, nvml=self._nvml(), clock=self._clock)
         self._cards_reader = reader
+        if self.target is not target:
+            reader.retarget(self.target.ranks)  # renewed while the library was started
 
         def look() -> Any:
             reader.learn(self._moving)
@@ -273,7 +314,7 @@ class Observer:
                 blind.append(why)
         if self._cards_reader is not None and self._cards_reader.guessed:
             blind.append(
-                Blind("NVML mapping", "which cards the server computes on is not known: all that are visible are looked at")
+                Blind(CARDS_GUESSED, "which cards the server computes on is not known: all that are visible are looked at")
             )
         canary = self._canary.says() if self._canary is not None else CanarySays()
         load: LoadSample | None = None
@@ -299,6 +340,7 @@ class Observer:
         )
 
     def _once(self) -> None:
+        self._renew()
         snapshot = self.snapshot()
         before = self._latest[1].state if self._latest is not None else None
         assessment = self._watchdog.observe(snapshot)
@@ -313,6 +355,8 @@ class Observer:
             self._log_reader.moved(movement.moved_at)
         with self._lock:
             self._latest = (snapshot, assessment)
+        if self._renewal is not None:
+            self._renewal.told(assessment.state)
         if assessment.state != before:
             self._say(
                 "state",

@@ -57,6 +57,11 @@ class RingReader:
         self._seen: dict[int, int] = {}
         self._healthy: dict[tuple[int, str], _Durations] = {}
 
+    def retarget(self, ranks: Sequence[Rank]) -> None:
+        """The server's ranks as they are known now, from any thread; what was learnt of a ring that stays is kept."""
+        self._ranks = {rank.pid: rank for rank in ranks}
+        self._listed = -1e9
+
     def look(self) -> tuple[RankProgress, ...]:
         """One progress for each ring, by pid. Raises EvidenceError: no such folder, or no ring of a process that is alive here."""
         now = self._clock.monotonic()

@@ -254,8 +254,8 @@ def _in_process(
 ) -> dict[int, str]:
     """No worker process: the executor runs inside an engine (usual for one GPU), or the workers have not started yet."""
     candidates = list(engines) or [root]
-    everyone = list(roles)
-    held = [pid for pid in everyone if pid in look.holders.held]
+    # A helper of it may hold a card for a while, too: it computes in an engine.
+    held = [pid for pid in candidates if pid in look.holders.held] or [pid for pid in roles if pid in look.holders.held]
     if held:
         return dict.fromkeys(held, "holds a GPU (NVML)")
     cuda = has_cuda(candidates, look.root)
@@ -358,8 +358,16 @@ def is_same(rank: Rank, root: Path = _PROC) -> bool:
 
 
 def refresh(target: ServerTarget, *, clock: Clock = SYSTEM, root: Path = _PROC, nvml: Callable[[], Nvml] = Nvml) -> ServerTarget:
-    """A target with its processes as they are now (workers start late); what its owner knew better stays."""
-    if target.api_pid is None or start_ticks(target.api_pid, root) is None:
+    """A target with its processes as they are now (workers start late); what its owner knew better stays.
+
+    One that was found by its URL alone is looked for by that again.
+    """
+    if target.api_pid is None:
+        if target.base_url is None:
+            return target
+        found = _by_url(_look(root, clock, nvml), target.base_url)
+        return with_log(replace(found, model=target.model or found.model), target.log_path)
+    if start_ticks(target.api_pid, root) is None:
         return target
     look = _look(root, clock, nvml)
     if target.api_pid not in look.table.entries:

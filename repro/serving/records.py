@@ -14,6 +14,7 @@ from typing import Literal
 from ...forensics.device_state import Unread
 
 __all__ = [
+    "CARDS_GUESSED",
     "Assessment",
     "Blind",
     "Change",
@@ -33,6 +34,8 @@ __all__ = [
 #: starting: not yet ready; suspect: something stands still, not shown on the device; exited: ended with status 0; crashed: any
 #: other end.
 ServerState = Literal["starting", "healthy", "suspect", "hung", "exited", "crashed"]
+#: The observer's word (``Blind.signal``) where none of the visible cards is known to be the server's.
+CARDS_GUESSED = "NVML mapping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ class DeviceSample:
     """One GPU by NVML. ``busy_power_w``: the same card's own level while this server computed, None until learnt.
 
     ``sm_util``, ``sm_occupancy``, ``dram_util``: GPM's averages of the last second in percent. ``others``: compute processes on the
-    card that are not this server's, None: not known."""
+    card that are not this server's, None: not known. ``own``: False where it is not known whether the server computes on it."""
 
     at: float
     index: int
@@ -182,6 +185,7 @@ class DeviceSample:
     sm_util: float | None = None
     dram_util: float | None = None
     others: int | None = None
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,10 @@ def roles_of(table: ProcessTable, root: int) -> dict[int, tuple[Role, str]]:
         if entry is None:
             continue
         titled = _titled(entry)
-        if titled is not None:
+        if titled is not None and titled in ("engine", "worker") and found.get(entry.parent, ("other", ""))[0] == titled:
+            # A fork keeps the title: what an engine or worker started for itself (to compile) is none of its own.
+            found[pid] = ("other", f"child of the {titled} with its title")
+        elif titled is not None:
             found[pid] = (titled, "process title")
         elif pid == root:
             found[pid] = ("api", "command line" if is_server(entry) else "named")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .device_signs import DeviceTrack, Signs, device_words, recorder_signs, resident, spin_signs
+from .device_signs import DeviceTrack, Signs, device_words, own_tracks, recorder_signs, resident, spin_signs
 from .host_work import HostWork, log_works
 from .movement import Movement
 from .records import Assessment, Blind, ServerState, Snapshot
@@ -59,8 +59,11 @@ class ServerWatchdog:
             self._end.forget()
             self._begin_anew(snapshot, "its counters fell back: it was started anew")
             movement.observe(snapshot)
-        for device in snapshot.devices:
-            key = device.uuid or str(device.index)
+        keys = [device.uuid or str(device.index) for device in snapshot.devices]
+        if keys:
+            # A card that is looked at no more (the server's own became known, or it moved to another) says nothing more.
+            self._tracks = {key: track for key, track in self._tracks.items() if key in keys}
+        for key, device in zip(keys, snapshot.devices, strict=True):
             self._tracks.setdefault(key, DeviceTrack(self.limits)).look(movement.now, device)
         self._host.look(movement.now, snapshot.processes)
         ended = self._end.ended(snapshot, ready=self._ready)
@@ -184,7 +187,9 @@ class ServerWatchdog:
         rings = recorder_signs(snapshot.progress, movement, self._tracks, limits, host_works=host or logged, workers=workers)
         standing = movement.standing_engines()
         engine_still = max(standing.values(), default=0.0)
-        spins = spin_signs(self._tracks, still_s, engine_still, limits, host_works=host, log_works=logged)
+        spins = spin_signs(
+            self._tracks, still_s, engine_still, limits, host_works=host, log_works=logged, here=bool(snapshot.processes)
+        )
         signs = Signs(blind=[*blind, *rings.blind, *spins.blind])
         if host and "stopped" in host and rings.signals:
             rings.against.append(host)
@@ -304,7 +309,7 @@ class ServerWatchdog:
         said = f"{by} have stood for {still_s:.1f} s"
         if not movement.moved and still_s < limits.suspect_most_s * 4:
             self._pending_silence = still_s
-        working = [track for track in self._tracks.values() if track.works]
+        working = [track for track in own_tracks(self._tracks).values() if track.works]
         if host or logged:
             return self._say(snapshot, "healthy", [*reasons, said, host or logged], signs, live)
         if working and still_s < limits.working_s and not signs.signals:

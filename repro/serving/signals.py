@@ -225,18 +225,26 @@ class ProcessReader:
         proc: Path = Path("/proc"),
         exit_status: Callable[[], int | None] | None = None,
     ) -> None:
-        self._target, self._clock, self._proc = target, clock, proc
+        self._clock, self._proc = clock, proc
         self._exit_status = exit_status
-        self._starts: dict[int, int] = {rank.pid: rank.start_ticks for rank in target.ranks if rank.start_ticks}
-        self._roles = dict(target.tree)
+        self._starts: dict[int, int] = {}
         self._next_scan = -1e9
         self._compiler_pids: tuple[int, ...] = ()
+        self._roles: dict[int, str] = {}
+        self.retarget(target)
+
+    def retarget(self, target: ServerTarget) -> None:
+        """The server's processes as they are known now; from any thread. When one that stays began is remembered."""
+        roles = dict(target.tree)
         for rank in target.ranks:
-            self._roles.setdefault(rank.pid, "worker")
+            roles.setdefault(rank.pid, "worker")
         for pid in target.engine_pids:
-            self._roles.setdefault(pid, "engine")
+            roles.setdefault(pid, "engine")
         if target.api_pid is not None:
-            self._roles[target.api_pid] = "api"
+            roles[target.api_pid] = "api"
+        starts = {pid: ticks for pid, ticks in list(self._starts.items()) if pid in roles}
+        self._starts = {rank.pid: rank.start_ticks for rank in target.ranks if rank.start_ticks} | starts
+        self._roles = roles
 
     @property
     def pids(self) -> frozenset[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .log_history import LogHistory
-from .records import Assessment, DeviceSample, EngineSample, Snapshot
+from .records import CARDS_GUESSED, Assessment, DeviceSample, EngineSample, Snapshot
 from .start_state import StartState
 
 __all__ = ["CARDS_GUESSED", "SPINS", "Standing", "StandingState", "standing"]
@@ -28,8 +28,6 @@ BUSY_PERCENT = 90
 QUIET_MEMORY_PERCENT = 2
 #: A card that draws at least this share of what it drew while it computed is computing.
 WORKING_SHARE = 0.7
-#: The observer's word for cards that it only guesses (``Blind.signal``).
-CARDS_GUESSED = "NVML mapping"
 #: How the watchdog's sign of NVML begins (``device_signs``).
 SPINS = "NVML: a kernel has been resident"
 #: The watchdog's own measure of the same stand-still; the age of it is told once.
@@ -98,7 +96,8 @@ def _device_signals(snapshots: Sequence[Snapshot]) -> tuple[list[str], list[str]
         elif used and memory and min(used) >= BUSY_PERCENT:
             signals.append(f"GPU {index}: a kernel is resident ({min(used)} %) and no memory moves ({max(memory)} %){power}")
     if any(blind.signal == CARDS_GUESSED for blind in snapshots[-1].blind):
-        return (signals if len(signals) == len(looks) else []), []
+        told = [f"{text} (whether the server computes on it is not known)" for text in signals]
+        return (told if len(told) == len(looks) else []), []
     return signals, against
 
 

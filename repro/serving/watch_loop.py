@@ -19,7 +19,9 @@ from ...errors import ReproError
 from .agent_counters import agent_counters
 from .exporter import WatchState
 from .permission import closed
-from .records import Assessment, ServerTarget, Snapshot
+from .records import CARDS_GUESSED, Assessment, ServerTarget, Snapshot
+from .renewal import workers_text
+from .watch_limits import WatchLimits
 
 __all__ = ["Hang", "ObserverLike", "WatchLoop", "autopsy_of"]
 
@@ -30,6 +32,9 @@ STUCK_S = 60.0
 RECENT_LINES = 1200
 #: A server that has ended may be found for a while (its API process lingers); it is looked at again only after so long.
 SAME_S = 60.0
+#: Cards of which none is known to be the server's speak for a hang after so long.
+ALL_CARDS_S = WatchLimits().differ_s
+_ENDED = ("exited", "crashed")
 
 
 def _identity(target: ServerTarget) -> tuple[object, ...]:
@@ -50,6 +55,9 @@ class ObserverLike(Protocol):
     def latest(self) -> tuple[Snapshot, Assessment] | None: ...
 
     def stop(self) -> object: ...
+
+    @property
+    def target(self) -> ServerTarget: ...
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class WatchLoop:
         self._last: Assessment | None = None
         self._ended: tuple[object, ...] | None = None
         self._ended_at = 0.0
+        self._guess_told = False
 
     @property
     def state(self) -> WatchState:
@@ -129,6 +138,7 @@ class WatchLoop:
                 self._say("the observer stands still; another one is started", style="note")
                 self._leave(count_restart=False)
             return
+        self._renew(observer.target)
         snapshot, assessment = latest
         self._seen_at, self._seen_when = snapshot.at, now
         self._note(snapshot, assessment)
@@ -140,6 +150,12 @@ class WatchLoop:
             self._handled = False
         if assessment.state in ("exited", "crashed"):
             self._leave(count_restart=True)
+
+    def _renew(self, target: ServerTarget) -> None:
+        """The observer goes on with the server's processes as they are now: so does all that follows a hang."""
+        before, self._target = self._target, target
+        if before is not None and workers_text(before) != workers_text(target):
+            self._say(workers_text(target), style="note")
 
     def _note(self, snapshot: Snapshot, assessment: Assessment) -> None:
         before = self.state.state
@@ -155,6 +171,10 @@ class WatchLoop:
         counted = agent_counters(self._target.agent_folder, {rank.pid for rank in self._target.ranks}) if self._target else None
         if counted is not None:
             self._set(rescues=counted.rescues, averted=counted.averted)
+        guessed = next((item.why for item in snapshot.blind if item.signal == CARDS_GUESSED), "")
+        if guessed and not self._guess_told and assessment.state not in ("starting", *_ENDED):
+            self._guess_told = True
+            self._say(f"{guessed}; a sign of them counts only if every one shows it, for {ALL_CARDS_S:g} s", style="note")
         if assessment.state != before:
             style = {"hung": "bad", "crashed": "bad", "healthy": "good"}.get(assessment.state, "note")
             # The first word after a server was found rests on one look: it is no finding yet.
@@ -209,7 +229,8 @@ class WatchLoop:
         where = target.base_url or f"pid {target.api_pid}"
         if self._had_server and not same:
             self._set(restarts=self.state.restarts + 1)
-        self._say(f"{'found again' if self._had_server else 'watching'}: {where}, {len(target.ranks)} worker(s)")
+        self._say(f"{'found again' if self._had_server else 'watching'}: {where}, {workers_text(target)}")
+        self._guess_told = False
         for item in target.unread:
             if item.what == "the server":
                 self._say(f"{item.why}. {item.remedy}".strip(), style="note")

@@ -253,6 +253,25 @@ def test_a_watch_lives_through_a_hang_and_a_restart(stand_in: _Make, tmp_path: P
     assert "Traceback" not in watch.text()
 
 
+def test_a_watch_that_began_with_its_server_knows_its_workers(stand_in: _Make, tmp_path: Path) -> None:
+    with stand_in(wedge=3, agent=True, wait=False, config_s=2.0, load_s=3.0) as server:
+        watch = _Watch(server, tmp_path, "--pid", str(server.pid))
+        try:
+            watch.wait_for("watching: ")
+            assert "0 worker(s); they are looked for as it starts" in watch.text()
+            server.wait_serving()
+            watch.wait_for("1 worker(s)", 40)
+            with _wedged(server):
+                watch.wait_for("kept in ", 60)
+                worker = server.workers()[0]
+        finally:
+            watch.end()
+    (run,) = (tmp_path / "runs" / "watch").iterdir()
+    # The evidence is of all its processes.
+    assert f"=== /proc/{worker}/status ===" in (run / "evidence" / "processes.txt").read_text()
+    assert "Traceback" not in watch.text()
+
+
 def _resident(pid: int) -> float:
     """MiB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from dsv4_repro.errors import NoDriverError, UnavailableError, UsageError
 from dsv4_repro.forensics.collect.nvml import Nvml
 from dsv4_repro.forensics.collect.process_table import output_file, read_process_table, start_ticks
 from dsv4_repro.forensics.device_state import Unread
+from dsv4_repro.repro.serving import gpu_holders as holders_module
 from dsv4_repro.repro.serving.gpu_holders import gpu_holders
-from dsv4_repro.repro.serving.ranks import agent_names, find_server, find_servers, is_same, output_rank
+from dsv4_repro.repro.serving.ranks import agent_names, find_server, find_servers, is_same, output_rank, refresh
 from dsv4_repro.repro.serving.records import Rank, ServerTarget
 from dsv4_repro.repro.serving.roles import place_of_title, places_in_log
 
@@ -189,6 +191,64 @@ def test_an_executor_inside_the_engine(proc: Proc) -> None:
     target = find(proc)
     assert [(rank.rank, rank.pid) for rank in target.ranks] == [(0, 101)]
     assert find(proc, nvml=cards({0: [(101, 8)]}, count=1)).ranks[0].gpu_index == 0
+
+
+def test_a_helper_that_holds_a_card_is_no_worker_beside_its_engine(proc: Proc) -> None:
+    proc.add(100, 1, SERVE[:6], environment={}, fds={})
+    proc.add(101, 100, ("VLLM::EngineCore",), environment={}, fds={5: "/dev/nvidia-uvm"})
+    proc.add(105, 100, ("/usr/bin/python3", "-m", "vllm.model_executor.models.registry"), environment={}, fds={})
+    target = find(proc, 100, cards({0: ((105, 2 << 30),), 1: ((101, 1 << 30),)}))
+    assert [(rank.pid, rank.gpu_index) for rank in target.ranks] == [(101, 1)]
+
+
+@pytest.mark.parametrize(("parent", "title", "role"), [(101, "VLLM::EngineCore", "engine"), (110, "VLLM::Worker_TP0", "worker")])
+def test_a_fork_with_the_title_of_its_parent_is_none_of_its_own(proc: Proc, parent: int, title: str, role: str) -> None:
+    titled(proc)
+    proc.add(120, parent, (title,), environment={})
+    target = find(proc)
+    assert target.engine_pids == (101,)
+    assert [rank.pid for rank in target.ranks] == [110, 111]
+    assert target.tree[120] == "other"
+    assert target.tree[parent] == role
+
+
+def test_a_server_is_looked_up_again_with_the_workers_it_has_now(proc: Proc) -> None:
+    proc.add(100, 1, SERVE, environment={}, fds={1: "pipe:[9]", 4: "socket:[77]"})
+    early = find(proc, 100)
+    assert early.ranks == ()
+    proc.add(101, 100, ("VLLM::EngineCore",), environment={})
+    proc.add(110, 101, ("VLLM::Worker_TP0",), environment={})
+    proc.add(111, 101, ("VLLM::Worker_TP1",), environment={})
+    proc.listen(8011, 77)
+    held = cards({1: ((110, 1 << 30),), 2: ((111, 1 << 30),)}, 4)
+    later = refresh(early, root=proc.root, nvml=held)
+    assert [(rank.pid, rank.gpu_index) for rank in later.ranks] == [(110, 1), (111, 2)]
+    assert later.engine_pids == (101,)
+    # One that was known by its URL alone, too.
+    by_url = refresh(ServerTarget("http://127.0.0.1:8011", log_path=Path("/l")), root=proc.root, nvml=held)
+    assert (by_url.api_pid, by_url.log_path, len(by_url.ranks)) == (100, Path("/l"), 2)
+    assert refresh(ServerTarget(None), root=proc.root, nvml=held) == ServerTarget(None)
+    assert refresh(ServerTarget(None, api_pid=999), root=proc.root, nvml=held) == ServerTarget(None, api_pid=999)
+
+
+def test_an_nvml_that_never_answers_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders_module, "_WAITING", [])
+    asleep = threading.Event()
+    begun = []
+
+    def never() -> Nvml:
+        begun.append(1)
+        asleep.wait(30)
+        raise NoDriverError("late")
+
+    try:
+        for _ in range(50):
+            found = gpu_holders(never, seconds=0.01)
+            assert found.unread
+        assert len(begun) <= 8
+        assert "is not asked again" in found.unread[0].why
+    finally:
+        asleep.set()
 
 
 def test_a_server_that_still_starts_has_no_worker_and_says_so(proc: Proc) -> None:

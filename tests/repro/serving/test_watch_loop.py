@@ -9,7 +9,7 @@ from typing import Any
 
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import RunStoreError
-from dsv4_repro.repro.serving.records import Assessment, Rank, ServerState, ServerTarget, Snapshot
+from dsv4_repro.repro.serving.records import CARDS_GUESSED, Assessment, Blind, Rank, ServerState, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.watch_loop import RECENT_LINES, Hang, WatchLoop
 
 TARGET = ServerTarget("http://127.0.0.1:8000", api_pid=7, engine_pids=(8,), ranks=(Rank(9, 0, 1),))
@@ -26,6 +26,9 @@ class Script:
         self.frozen = False
         self.fail = False
         self.lingers = False
+        #: What the observer knows of the server's processes, once it was looked up again.
+        self.later: ServerTarget | None = None
+        self.blind: tuple[Blind, ...] = ()
         self.generation: Callable[[float], int] = lambda _now: 0
 
     def find(self) -> ServerTarget | None:
@@ -35,7 +38,7 @@ class Script:
         return replace(TARGET, api_pid=7 + self.generation(self.clock.monotonic()))
 
     def observe(self, target: ServerTarget, emit: Callable[..., None]) -> _Observer:
-        return _Observer(self, emit)
+        return _Observer(self, emit, target)
 
     def on_hang(self, hang: Hang) -> str:
         self.hangs.append(hang)
@@ -51,8 +54,8 @@ class Script:
 
 
 class _Observer:
-    def __init__(self, script: Script, emit: Callable[..., None]) -> None:
-        self.script, self.emit = script, emit
+    def __init__(self, script: Script, emit: Callable[..., None], target: ServerTarget) -> None:
+        self.script, self.emit, self.found = script, emit, target
         self.at = script.clock.monotonic()
 
     def start(self) -> None:
@@ -61,13 +64,17 @@ class _Observer:
     def stop(self) -> None:
         self.script.stopped += 1
 
+    @property
+    def target(self) -> ServerTarget:
+        return self.script.later or self.found
+
     def latest(self) -> tuple[Snapshot, Assessment] | None:
         now = self.script.clock.monotonic()
         if not self.script.frozen:
             self.at = now
         state = self.script.state(now) or "crashed"
         self.emit("sample", running=3, at=now)
-        return Snapshot(self.at), Assessment(state, self.at, self.at - 1, ("because",), live_requests=3)
+        return Snapshot(self.at, blind=self.script.blind), Assessment(state, self.at, self.at - 1, ("because",), live_requests=3)
 
 
 def _until(clock: FakeClock, end: float) -> Callable[[], bool]:
@@ -91,6 +98,35 @@ def test_a_flicker_to_suspect_is_not_another_hang() -> None:
     script = Script(clock, lambda t: "healthy" if t < 10 else "suspect" if 20 <= t < 22 else "hung")
     script.loop().run(until=_until(clock, 40))
     assert len(script.hangs) == 1
+
+
+def test_what_follows_a_hang_is_of_the_processes_of_then() -> None:
+    # A watch that began before any worker: the observer has looked the server up again.
+    clock = FakeClock()
+    late = replace(TARGET, api_pid=7, ranks=(Rank(19, 0, 1, "GPU-1", 1),))
+    script = Script(clock, lambda t: "starting" if t < 50 else "healthy" if t < 60 else "hung")
+    loop = script.loop()
+    loop.run(until=_until(clock, 40))
+    script.later = late
+    script.started = 0
+    loop = script.loop()
+    loop.run(until=_until(clock, 80))
+    assert script.hangs[-1].target == late
+    assert script.said.count("1 worker(s) on GPU 1") == 1
+
+
+def test_cards_that_are_only_visible_are_said_to_be_so_once_it_serves() -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "starting" if t < 20 else "healthy")
+    script.blind = (Blind(CARDS_GUESSED, "which cards is not known"),)
+    loop = script.loop()
+    loop.run(until=_until(clock, 15))
+    assert not any("which cards" in line for line in script.said)
+    loop = script.loop()
+    loop.run(until=_until(clock, 60))
+    assert [line for line in script.said if "which cards" in line] == [
+        "which cards is not known; a sign of them counts only if every one shows it, for 30 s"
+    ]
 
 
 def test_it_survives_the_restart_of_the_server() -> None:
