@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
@@ -21,7 +20,7 @@ from .leftovers import mark_run
 from .narrate import first_lines, last_lines, progress_line, with_article
 from .report_files import fixes_of, reports_of, write_reports
 from .run import run_workload
-from .run_end import breaks_noted
+from .run_end import breaks_noted, flat_environment
 from .run_findings import RunResult
 from .run_records import KernelRecord, RunRecord
 from .runstore import RunStore
@@ -30,7 +29,7 @@ from .step_summary_file import append_step_summary
 if TYPE_CHECKING:
     from .options import Common, PlanFlags, RunFlags, ServerFlags
 
-__all__ = ["Executed", "execute", "flat_environment", "run_drain"]
+__all__ = ["Executed", "execute", "run_drain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +172,6 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
             unwritten = str(error)
             status = status if result.outcome in ("hang", "other") else exit_status("inconclusive")
     return Executed(result, store.path, status, unwritten)
-
-
-def flat_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The ground's environment: scalars as they are, everything of structure under ``details``, which reports do not print."""
-    plain = {key: value for key, value in environment.items() if isinstance(value, str | int | float | bool)}
-    nvml = environment.get("nvml")
-    if isinstance(nvml, Mapping):
-        plain |= {key: value for key in ("driver", "uuid") if isinstance(value := nvml.get(key), str)}
-    rest = {key: value for key, value in environment.items() if key not in plain}
-    return {**plain, "details": rest} if rest else plain
 
 
 def run_drain(

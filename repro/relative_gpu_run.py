@@ -14,12 +14,11 @@ from ..forensics.records import Diagnosis, Window
 from ..forensics.wrong_rows import PUBLISHED
 from ..scenarios.launches import CrossRank, Row
 from ..scenarios.registry import Scenario
-from .drain_run import flat_environment
 from .exits import Expectation, exit_status
 from .leftovers import mark_run
 from .relative_gpu import DUMPED_CTAS, RelativeGround, gpu_request, image_of, launch_plan, on_device, relative_diagnose, row_on_gpu
 from .run import RunSettings, run_workload
-from .run_end import breaks_noted, finish_row
+from .run_end import breaks_noted, finish_row, flat_environment
 from .run_records import KernelRecord, RunRecord, TrialCounts
 from .runstore import RunStore
 from .verdicts import completed

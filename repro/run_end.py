@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .run_records import RunRecord, TrialCounts
     from .runstore import RunStore
 
-__all__ = ["breaks_noted", "finish_row"]
+__all__ = ["breaks_noted", "finish_row", "flat_environment"]
 
 #: Characters of an error's text that the record keeps.
 _MOST_TEXT = 2000
@@ -64,3 +64,13 @@ def finish_row(
     fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
     source = ReportSource(diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__)
     write_reports(reports_of(source, store.path), store.path)
+
+
+def flat_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The ground's environment: scalars as they are, everything of structure under ``details``, which reports do not print."""
+    plain = {key: value for key, value in environment.items() if isinstance(value, str | int | float | bool)}
+    nvml = environment.get("nvml")
+    if isinstance(nvml, Mapping):
+        plain |= {key: value for key in ("driver", "uuid") if isinstance(value := nvml.get(key), str)}
+    rest = {key: value for key, value in environment.items() if key not in plain}
+    return {**plain, "details": rest} if rest else plain

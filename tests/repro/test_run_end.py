@@ -11,7 +11,7 @@ import pytest
 from dsv4_repro.clock import SYSTEM, FakeClock
 from dsv4_repro.errors import DeadlineError, NoDeviceError, RunStoreError
 from dsv4_repro.forensics.records import Diagnosis
-from dsv4_repro.repro.run_end import breaks_noted, finish_row
+from dsv4_repro.repro.run_end import breaks_noted, finish_row, flat_environment
 from dsv4_repro.repro.run_records import RunRecord, TrialCounts
 from dsv4_repro.repro.runstore import RunStore
 from dsv4_repro.scenarios.registry import scenario
@@ -90,3 +90,21 @@ def test_a_finished_row_has_record_diagnosis_and_reports(class_: str, outcome: s
     assert json.loads((tmp_path / "run" / "diagnosis.json").read_text())["verdict"]["sentence"] == "so it is"
     report = (tmp_path / "run" / "report.md").read_text()
     assert (entry.fixes[0].text in report) == fixes
+
+
+@pytest.mark.parametrize(
+    ("environment", "flat"),
+    [
+        ({}, {}),
+        ({"a": 1, "b": "x", "c": True, "d": 1.5}, {"a": 1, "b": "x", "c": True, "d": 1.5}),
+        ({"a": 1, "list": [1], "none": None}, {"a": 1, "details": {"list": [1], "none": None}}),
+        (
+            {"nvml": {"driver": "580", "uuid": "GPU-1", "index": 3}},
+            {"driver": "580", "uuid": "GPU-1", "details": {"nvml": {"driver": "580", "uuid": "GPU-1", "index": 3}}},
+        ),
+        ({"nvml": {"driver": 580, "uuid": None}}, {"details": {"nvml": {"driver": 580, "uuid": None}}}),
+        ({"nvml": None}, {"details": {"nvml": None}}),
+    ],
+)
+def test_a_grounds_environment_for_the_record(environment: dict[str, Any], flat: dict[str, Any]) -> None:
+    assert flat_environment(environment) == flat
