@@ -232,6 +232,7 @@ def hang(hand: Hand, server: Server, watch: Watched) -> None:
     alike = [[line for line in text.splitlines() if line.startswith(counted)] for text in (before, after)]
     put("why_left_the_counters_alike", alike[0] == alike[1] and bool(alike[0]))
     put("on_hang_after_s", until(lambda: (args.out / "fired").is_file(), hand.left(90.0)))
+    words: tuple[str, ...]
     if args.freeze:
         said = hand.document["why"]["document"]
         ranks = said.get("ranks", []) if isinstance(said, dict) else []
@@ -288,7 +289,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--listen",
         listen,
         "--out",
-        str(args.out / "watch"),
+        str(args.out),  # its run directories are in watch/ of that
         "--on-hang",
         f"echo fired >> {shlex.quote(str(args.out / 'fired'))}",
     ]

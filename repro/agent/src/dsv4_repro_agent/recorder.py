@@ -139,15 +139,9 @@ class Recorder:
                 self._open.popleft()
 
     def _record_event(self, step: Step) -> Any:
+        if self._torch is None and not self._with_cuda():
+            return None
         torch = self._torch
-        if torch is None:
-            import torch
-
-            if not torch.cuda.is_available():
-                self._events = False
-                self._said.feature("events", False, "no CUDA in this process: completion is seen from the outputs alone")
-                return None
-            self._torch = torch
         if torch.cuda.is_current_stream_capturing():
             return None
         if len(self._open) >= MAX_OPEN:
@@ -157,6 +151,17 @@ class Recorder:
         event.record()
         step.record_ns = time.monotonic_ns()
         return event
+
+    def _with_cuda(self) -> bool:
+        """Once in a process: torch, if it has CUDA here; else no events, and it is said."""
+        import torch
+
+        if torch.cuda.is_available():
+            self._torch = torch
+            return True
+        self._events = False
+        self._said.feature("events", False, "no CUDA in this process: completion is seen from the outputs alone")
+        return False
 
     def waiting(self, step: Step) -> None:
         """A thread begins to wait for the step's output."""
