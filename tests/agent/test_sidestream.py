@@ -338,7 +338,7 @@ def test_a_request_to_read_never_releases_although_one_to_release_comes_in_betwe
     def does(what: str) -> Any:
         return lambda _stream: done.append(what) or {}  # type: ignore[func-returns-value]
 
-    agent.row_states, agent.release = does("read"), does("release")
+    agent.releasing.row_states, agent.releasing.release = does("read"), does("release")
     agent.waiting = ("one", False)
     stream: Any = None
     agent._work(stream)

@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from .driver import Driver, DriverError
 from .guard import Guard
 from .hooks import Hooks
 from .recorder import Recorder
-from .rescue import READS, RELEASE_COUNT, KnownWait, find_wait, zeroed_before_launch
+from .releasing import Releasing, ask_of
+from .rescue import zeroed_before_launch
 from .ring import process_start
 from .said import Said, write_json
 from .settings import Settings
-from .sidestream import Launch, SideStream, SideStreamBusyError, SideStreamError
+from .sidestream import SideStream, SideStreamBusyError, SideStreamError
 
 __all__ = ["Agent"]
 
@@ -39,22 +40,9 @@ ANSWER_S = 1.5
 FILES_S, EVENTS_S = 0.2, 0.1
 #: How often the side stream's thread looks whether it is asked for something, where nothing wakes it.
 IDLE_S = 1.0
-#: A request to release works for so long at most; the asker asks again.
-RELEASE_S = 0.6
 #: A rescue works for so long before it looks at requests again.
 BURST_S = 2.0
-MAX_RELEASES_PER_STALL = 2000
-#: Between two reads of the counters: at the first wait of a stall, and at those behind it (a leader whose row is negative can only
-#: stay: what the reads exclude is a wait that the device is about to end).
-FIRST_GAP_S, NEXT_GAP_S = 0.002, 0.0003
-#: After a release the next launch has come to its own wait within so long, or there is none.
-SETTLE_S = 0.03
 BLOCKED_S = 2.0
-
-
-def _ask_of(driver: Driver | None) -> Callable[[Any], int] | None:
-    """How a thread of ours asks for a torch event."""
-    return (lambda event: driver.event_query(int(event.cuda_event))) if driver is not None else None
 
 
 class Agent:
@@ -80,9 +68,25 @@ class Agent:
         self._control: tuple[int, int] | None = None
         self._ask_seen: tuple[int, int] | None = None
         self._threads: list[threading.Thread] = []
-        self.releases = 0
-        #: Stalls that ended after at least one release.
-        self.rescues = 0
+        self.releasing = Releasing(
+            said, recorder, guard, hooks, vllm=vllm, stall_s=settings.stall_s, entered=self._entered, stopped=self._stopped
+        )
+
+    @property
+    def releases(self) -> int:
+        """Launches released so far."""
+        return self.releasing.releases
+
+    @property
+    def rescues(self) -> int:
+        """Stalls that ended after at least one release."""
+        return self.releasing.rescues
+
+    def _entered(self) -> None:
+        self._side_since = time.monotonic()
+
+    def _stopped(self) -> bool:
+        return self._stop.is_set()
 
     def start(self) -> None:
         """Start the threads (daemons: they never keep the process), at the first step that this process runs."""
@@ -102,7 +106,7 @@ class Agent:
         self._threads, self._driver, self._stop, self._wake = [], None, threading.Event(), threading.Event()
         self._ask = self._answered = self._control = self._ask_seen = None
         self._side_since, self._said_blocked = 0.0, False
-        self.releases = self.rescues = 0
+        self.releasing.releases = self.releasing.rescues = 0
         self.said.after_fork()
         self.recorder.after_fork()
 
@@ -141,7 +145,7 @@ class Agent:
                 if self.recorder.serving and self.recorder.armed and not entered and self.recorder.device >= 0:
                     entered = True
                     self._enter()
-                self.recorder.poll(_ask_of(self._driver))
+                self.recorder.poll(ask_of(self._driver))
                 if self.recorder.ring is not None:
                     self.recorder.ring.beat()
             except Exception as error:  # not as expected: said once
@@ -259,7 +263,7 @@ class Agent:
             # Nothing is made or copied while graphs are captured; the first step of a request comes after the first capture.
             if not self.recorder.serving or self.recorder.capturing or self.recorder.device < 0:
                 continue
-            self._side_since = time.monotonic()
+            self._entered()
             try:
                 if stream is None:
                     # Made before it is needed: in a wedge, making it might wait for the device.
@@ -303,120 +307,12 @@ class Agent:
         """One look: the request that waits, if one does, and the rescue, if a step is overdue."""
         ask = self._ask
         if ask is not None:
-            self._answer(ask, self.release(stream) if ask[1] else self.row_states(stream))
-        if self.settings.rescue and self._overdue(stream) and zeroed_before_launch(self.vllm)[0]:
-            released, why = self.rescue(stream, BURST_S, "rescue")
+            self._answer(ask, self.releasing.release(stream) if ask[1] else self.releasing.row_states(stream))
+        if self.settings.rescue and self.releasing.overdue(stream) and zeroed_before_launch(self.vllm)[0]:
+            released, why = self.releasing.rescue(stream, BURST_S, "rescue")
             if not released:
                 if self.recorder.stalled_for() > 2.0:
                     self.said.feature("stall", True, f"not released: {why}")
                 # A long prefill is overdue too: it is looked at twenty times a second, not two hundred.
                 self._side_since = 0.0
                 self._stop.wait(0.05)
-
-    def _overdue(self, stream: SideStream) -> bool:
-        """Whether a step is overdue, by an event that is asked now: its end may not have been seen yet."""
-        if self.recorder.overdue_for() <= self.settings.stall_s:
-            return False
-        self.recorder.poll(_ask_of(stream.driver))
-        return self.recorder.overdue_for() > self.settings.stall_s
-
-    def _captured(self) -> list[Launch]:
-        """Launches in graphs: their memory stays as long as the graph. One for each workspace and lengths, the one with most rows
-        that a group can be told for."""
-        best: dict[tuple[int, int], Launch] = {}
-        for launch in list(self.hooks.launches.values()):
-            key = (launch.workspace, launch.lengths)
-            if launch.captured and launch.rows == launch.groups and launch.rows > (best[key].rows if key in best else 0):
-                best[key] = launch
-        return list(best.values())
-
-    def row_states(self, stream: SideStream) -> dict[str, Any]:
-        """Counters and lengths of every captured launch: what a request is answered with."""
-        shown = []
-        for launch in self._captured():
-            begun = time.monotonic_ns()
-            shown.append(
-                {
-                    "workspace": hex(launch.workspace), "lengths_address": hex(launch.lengths), "rows": launch.rows,
-                    "width": launch.width, "top_k": launch.top_k, "max_seq_len": launch.max_seq_len,
-                    "arrival_counters": stream.counters(launch), "lengths": stream.lengths(launch),
-                    "read_ns": time.monotonic_ns() - begun,
-                }
-            )  # fmt: skip
-        return {"launches": shown, "stalled_s": self.recorder.stalled_for()}
-
-    def release(self, stream: SideStream) -> dict[str, Any]:
-        """What a request to release is answered with: how many launches were released, why no more, and how the guard stands."""
-        able, why = zeroed_before_launch(self.vllm)
-        released = 0
-        if able and not self._overdue(stream):
-            able, why = False, "no step is overdue"
-        if able:
-            released, why = self.rescue(stream, RELEASE_S, "asked for")
-        return {
-            "released": released, "why_no_more": why, "guard": self.guard.active, "guard_needed": self.guard.needed,
-            "stalled_s": self.recorder.stalled_for(), "launches": [],
-        }  # fmt: skip
-
-    def rescue(self, stream: SideStream, seconds: float, cause: str) -> tuple[int, str]:
-        """Release one known wait after the other until none is left, for ``seconds`` at most.
-
-        Returns how many were released, and why no more. Events: the first wait in full, and a sum at the end.
-        """
-        begin = settled = time.monotonic()
-        released, why = 0, ""
-        while not self._stop.is_set() and not self.recorder.capturing and time.monotonic() - begin < seconds:
-            self._side_since = time.monotonic()
-            wait, why = self._look(stream, NEXT_GAP_S if released else FIRST_GAP_S)
-            if wait is None:
-                if released == 0 or time.monotonic() - settled > SETTLE_S:
-                    break
-                self._stop.wait(0.0005)
-                continue
-            if not released:
-                self.guard.arm(True, f"first release ({cause})")
-            if self.releases >= MAX_RELEASES_PER_STALL and not self.guard.active:
-                why = f"stopped after {self.releases} releases without a guard to end them"
-                self.said.feature("rescue", False, why)
-                break
-            try:
-                stream.write_word(wait.address, RELEASE_COUNT)
-            except SideStreamBusyError:
-                # It is queued and cannot be taken back; whether and when it is done, nobody has seen.
-                self.said.event(
-                    "write not confirmed", address=hex(wait.address), group=wait.group, releases=self.releases, cause=cause
-                )
-                raise
-            self.releases += 1
-            released += 1
-            settled = time.monotonic()
-            if self.recorder.ring is not None:
-                self.recorder.ring.released()
-            if released == 1:
-                self.said.event(
-                    "released", address=hex(wait.address), group=wait.group, length=wait.length, rows=wait.launch.rows, cause=cause
-                )
-        if released:
-            self.rescues += 1
-            self.said.event("rescued", launches=released, seconds=round(settled - begin, 4), guard=self.guard.active, cause=cause)
-        return released, why
-
-    def _look(self, stream: SideStream, gap: float) -> tuple[KnownWait | None, str]:
-        """The first known wait among the captured launches, or why there is none."""
-        why: set[str] = set()
-        for launch in self._captured():
-            reads: list[Sequence[int]] = []
-            for number in range(READS):
-                if number:
-                    time.sleep(gap)
-                reads.append(stream.counters(launch))
-                if 1 not in reads[-1]:
-                    break
-            if len(reads) < READS:
-                why.add("no group has one arrival")
-                continue
-            wait, reason = find_wait(reads, launch, stream.lengths(launch))
-            if wait is not None:
-                return wait, reason
-            why.add(reason)
-        return None, "; ".join(sorted(why)) or "no captured launch of the op is known"

@@ -160,47 +160,36 @@ class Hooks:
         return capture_model
 
     def _batch_v1(self, inner: Any) -> Any:
-        recorder = self._recorder
-        read = _reader(inner, "num_reqs", "num_tokens")
-
-        @functools.wraps(inner)
-        def determine(*args: Any, **kwargs: Any) -> Any:
-            result = inner(*args, **kwargs)
-            if recorder.current is not None:
-                try:
-                    requests, tokens = read(args, kwargs)
-                    mode, descriptor = result[0], result[1]
-                    recorder.batch(
-                        requests=requests, tokens=tokens, mode=mode,
-                        padded_requests=descriptor.num_reqs, padded_tokens=descriptor.num_tokens,
-                    )  # fmt: skip
-                except Exception as error:  # ours: said once
-                    recorder.step_aside("batch", error)
-            return result
-
-        return determine
+        return self._batch(inner, lambda result: (result[0], result[1]))
 
     def _batch_v2(self, inner: Any) -> Any:
+        assert inner.__name__ == DISPATCH_V2
+        return self._batch(inner, lambda result: (result[0].cg_mode, result[0]))
+
+    def _batch(self, inner: Any, found: Callable[[Any], tuple[Any, Any]]) -> Any:
+        """``found``: from what the function returned to the graph mode and the padded descriptor."""
         recorder = self._recorder
         read = _reader(inner, "num_reqs", "num_tokens")
-        assert inner.__name__ == DISPATCH_V2
 
         @functools.wraps(inner)
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
+        def batch(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
             if recorder.current is not None:
                 try:
                     requests, tokens = read(args, kwargs)
-                    descriptor = result[0]
+                    mode, padded = found(result)
                     recorder.batch(
-                        requests=requests, tokens=tokens, mode=descriptor.cg_mode,
-                        padded_requests=descriptor.num_reqs, padded_tokens=descriptor.num_tokens,
-                    )  # fmt: skip
+                        requests=requests,
+                        tokens=tokens,
+                        mode=mode,
+                        padded_requests=padded.num_reqs,
+                        padded_tokens=padded.num_tokens,
+                    )
                 except Exception as error:  # ours: said once
                     recorder.step_aside("batch", error)
             return result
 
-        return dispatch
+        return batch
 
     def _output(self, inner: Any) -> Any:
         recorder = self._recorder
