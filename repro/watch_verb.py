@@ -18,7 +18,7 @@ from ..errors import RunStoreError, UnavailableError, UsageError
 from ..forensics.collect.process_table import start_ticks
 from ..reports import paths
 from .console import Screen, printable
-from .serving.canary import completion_canary
+from .serving.canary import CanaryAnswer, completion_canary
 from .serving.exporter import Exporter, parse_listen
 from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook
 from .serving.hang_document import HangVerdict
@@ -155,9 +155,19 @@ def _observe(
 ) -> ObserverLike:
     from .serving.observer import Observer
 
-    ask = completion_canary(target.base_url, clock=clock) if canary_s is not None and target.base_url is not None else None
-    # A watch may begin before its server has a worker, and go on for weeks.
-    return Observer(target, emit=emit, clock=clock, ask=ask, canary_s=canary_s or 30.0, renew=renew)
+    asks: dict[str, Callable[[float], CanaryAnswer]] = {}
+
+    def ask(timeout_s: float) -> CanaryAnswer:
+        url = observer.target.base_url
+        if url is None:
+            return CanaryAnswer("failed", "the server's URL is not known yet")
+        return asks.setdefault(url, completion_canary(url, clock=clock))(timeout_s)
+
+    # A watch may begin before its server has a port or a worker, and go on for weeks.
+    observer = Observer(
+        target, emit=emit, clock=clock, ask=ask if canary_s is not None else None, canary_s=canary_s or 30.0, renew=renew
+    )
+    return observer
 
 
 class _Actions:
@@ -311,7 +321,7 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
 
     def observe(target: ServerTarget, emit: Callable[..., None]) -> ObserverLike:
         if flags.canary_s is not None and target.base_url is None:
-            say("--canary: none is sent, the server's URL is not known; give it: --url", style="note")
+            say("--canary: none is sent before the server's URL is known; give it: --url", style="note")
         observers[:] = [_observe(target, emit, clock, flags.canary_s, finder.renewed)]
         return observers[0]
 

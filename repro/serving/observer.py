@@ -53,6 +53,8 @@ class Periods:
     log: float = 0.5
     rings: float = 0.25
     cards: float = 0.5
+    #: While nothing moves: NVML's own figures change once a second, and a look more costs a millisecond.
+    cards_still: float = 0.25
     processes: float = 0.5
     #: Whether it is due to look the server up again; that itself is ``renewal``'s to say.
     target: float = 0.5
@@ -348,9 +350,11 @@ class Observer:
         self._moving = assessment.state == "healthy" and movement.moved_at is not None and snapshot.at - movement.moved_at < 1.2
         still, _ = movement.still()
         self._still = still >= 1.0 or assessment.state in ("starting", "suspect")
-        metrics = self._sources.get("metrics")
-        if metrics is not None:
-            metrics.every(self._periods.metrics_still if 1.0 <= still < 60.0 else self._periods.metrics)
+        stands = 1.0 <= still < 60.0
+        if (metrics := self._sources.get("metrics")) is not None:
+            metrics.every(self._periods.metrics_still if stands else self._periods.metrics)
+        if (cards := self._sources.get("NVML")) is not None:
+            cards.every(self._periods.cards_still if stands else self._periods.cards)
         if movement.moved and self._log_reader is not None and movement.moved_at is not None:
             self._log_reader.moved(movement.moved_at)
         with self._lock:

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.child import package_path
 from dsv4_repro.repro.schemas import schema_of
 from dsv4_repro.repro.serving.exporter import WatchState
-from dsv4_repro.repro.serving.records import Assessment
+from dsv4_repro.repro.serving.records import Assessment, ServerTarget
 from dsv4_repro.repro.serving.unwedge_look import api_pid_of_run
 
 from .webhook_receiver import receiver
@@ -270,6 +271,29 @@ def test_a_watch_that_began_with_its_server_knows_its_workers(stand_in: _Make, t
     # The evidence is of all its processes.
     assert f"=== /proc/{worker}/status ===" in (run / "evidence" / "processes.txt").read_text()
     assert "Traceback" not in watch.text()
+
+
+def test_a_canary_is_sent_once_the_server_has_a_url(stand_in: _Make) -> None:
+    with stand_in() as server:
+        bare = ServerTarget(None, api_pid=server.pid, tree={server.pid: "api"})
+        observer = watch_verb._observe(
+            bare, lambda *_, **__: None, SYSTEM, 0.3, lambda known: replace(known, base_url=server.base_url)
+        )
+        errors, until = set(), time.monotonic() + 20
+        observer.start()
+        try:
+            while (seen := observer.latest()) is None or seen[0].canary_age_s is None:
+                errors |= {seen[0].canary_error} if seen is not None else set()
+                assert time.monotonic() < until, seen
+                time.sleep(0.05)
+            # With the URL its counters are read, too.
+            assert observer.target.base_url == server.base_url
+            while (seen := observer.latest()) is None or seen[0].engine is None:
+                assert time.monotonic() < until, seen
+                time.sleep(0.05)
+        finally:
+            observer.stop()
+    assert "the server's URL is not known yet" in errors
 
 
 def _resident(pid: int) -> float:
