@@ -71,7 +71,7 @@ class GpuTried:
         return self.counts.hang + self.counts.clean + self.counts.other + self.counts.no_window
 
     def document(self) -> dict[str, Any]:
-        """As JSON: the keys of ``relative_cpu.Tried.document``, and where it ran."""
+        """As JSON: the keys of ``row_tries.Tried.document``, and where it ran."""
         verdict = self.diagnosis.verdict
         named: dict[str, tuple[str, str | None]] = {self.diagnosis.outcome: (verdict.class_, verdict.cause)}
         weaker = {"hang": ("gpu-kernel-stuck", None), "other": ("unknown", None), "clean": ("not-hung", None)}

@@ -13,7 +13,8 @@ from ..scenarios.launches import Launch, Row
 from ..scenarios.registry import Scenario
 from .console import Screen
 from .drain_flags import DEFAULT_ARCH
-from .relative_cpu import Tried, judge_row
+from .relative_cpu import judge_row
+from .row_tries import Tried
 
 if TYPE_CHECKING:
     from .relative_gpu_run import GpuOptions, GpuTried

@@ -18,8 +18,9 @@ from .drain_flags import DEFAULT_ARCH, parse_arch, parse_expectation
 from .exits import Expectation, exit_status
 from .leftovers import mark_run
 from .narrate import proof_lines
-from .relative_cpu import Tried, judge_row
+from .relative_cpu import judge_row
 from .relative_matrix import MATRIX_STATUS, matrix_document, run_gpu_rows, run_rows, tell_matrix
+from .row_tries import Tried
 from .run_end import breaks_noted, finish_row
 from .run_records import KernelRecord, RunRecord, TrialCounts
 from .runstore import RunStore

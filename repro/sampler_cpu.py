@@ -16,7 +16,7 @@ from ..kernels.flashinfer import ROW_STATE_ROOM, SamplerParams, flashinfer_image
 from ..kernels.topk_cases import make_row
 from ..scenarios.launches import Row, SamplerLaunch
 from .interpreted_state import interpreted_state
-from .relative_cpu import Ended, Keep, Tried, try_schedules
+from .row_tries import Ended, Keep, Tried, try_schedules
 
 __all__ = ["judge_sampler", "mask_faults", "pivots_differ", "sampler_logits"]
 

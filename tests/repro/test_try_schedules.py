@@ -8,7 +8,7 @@ import pytest
 
 from dsv4_repro.clock import SYSTEM, Deadline
 from dsv4_repro.forensics.records import CLASSES, Diagnosis, Evidence
-from dsv4_repro.repro.relative_cpu import Ended, Keep, Tried, try_schedules
+from dsv4_repro.repro.row_tries import Ended, Keep, Tried, try_schedules
 from dsv4_repro.scenarios.launches import HostLaunch, Row
 
 SPIN, WRONG, CLEAN = ("gpu-spin-barrier", "reset-race"), ("wrong-result", None), ("not-hung", None)

@@ -8,9 +8,10 @@ import pytest
 
 from dsv4_repro.errors import KernelNotFoundError, UnavailableError, UsageError
 from dsv4_repro.forensics.records import CLASSES
-from dsv4_repro.repro.relative_cpu import Tried, judge_row
+from dsv4_repro.repro.relative_cpu import judge_row
 from dsv4_repro.repro.relative_matrix import matrix_document
 from dsv4_repro.repro.relative_run import choose_row
+from dsv4_repro.repro.row_tries import Tried
 from dsv4_repro.scenarios.launches import DrainBatches, Row
 from dsv4_repro.scenarios.registry import Scenario, all_scenarios, scenario
 
