@@ -31,6 +31,7 @@ from ..forensics.records import CLASSES, Diagnosis, Evidence, UnreadItem, Verdic
 from ..scenarios.launches import CrossRank, Launch, Row
 from .child import package_path, raise_from
 from .exits import exit_status
+from .gpu_rows import GpuOptions, GpuTried
 from .leftovers import mark_run
 from .run_end import breaks_noted, finish_row
 from .run_records import KernelRecord, RunRecord, TrialCounts
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from ..kernels.devices import DeviceDescription
     from ..scenarios.registry import Scenario
     from .exits import Expectation
-    from .relative_gpu_run import GpuOptions, GpuTried
 
 __all__ = ["run_crossrank_row"]
 
@@ -70,7 +70,6 @@ def run_crossrank_row(
     read each other's memory.
     """
     from .machine import run_versions
-    from .relative_gpu_run import GpuTried
 
     what = row.what
     assert isinstance(what, CrossRank)

@@ -17,7 +17,7 @@ from .relative_cpu import judge_row
 from .row_tries import Tried
 
 if TYPE_CHECKING:
-    from .relative_gpu_run import GpuOptions, GpuTried
+    from .gpu_rows import GpuOptions, GpuTried
 
 __all__ = ["MATRIX_SCHEMA", "MATRIX_STATUS", "matrix_document", "run_gpu_rows", "run_rows", "tell_matrix"]
 

@@ -232,7 +232,8 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
 
 def _on_gpu(entry: Scenario, common: Common, flags: RelativeFlags, screen: Screen, expect: Expectation | None) -> int:
     """``--on gpu``: one row, or all that a card can run."""
-    from .relative_gpu_run import command_of_row, gpu_options, rerun, run_gpu_row
+    from .gpu_rows import gpu_options
+    from .relative_gpu_run import command_of_row, rerun, run_gpu_row
 
     for given, flag in ((flags.explore, "--explore"), (flags.count, "--count"), (flags.arch is not None, "--arch")):
         if given:

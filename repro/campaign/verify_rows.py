@@ -171,7 +171,7 @@ def run_verify_rows(
         )
         document = matrix_document(entry, tried, skipped)
     else:
-        from ..relative_gpu_run import gpu_options
+        from ..gpu_rows import gpu_options
 
         options = gpu_options(flags.device, trials=launches, seed=common.seed or 0, share=flags.share)
         out = common.out / "rows" if common.out is not None else None

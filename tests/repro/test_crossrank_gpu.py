@@ -20,8 +20,9 @@ from dsv4_repro.kernels.select import Selection
 from dsv4_repro.repro import crossrank_gpu
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.crossrank_gpu import run_crossrank_row
+from dsv4_repro.repro.gpu_rows import GpuOptions, GpuTried, gpu_options
 from dsv4_repro.repro.machine import run_versions
-from dsv4_repro.repro.relative_gpu_run import GpuOptions, GpuTried, command_of_row, gpu_options
+from dsv4_repro.repro.relative_gpu_run import command_of_row
 from dsv4_repro.scenarios.registry import scenario
 
 from .test_gpu_ground import FakeNvml, card, library

@@ -18,8 +18,9 @@ from dsv4_repro.kernels.image import KernelImage, sha256_hex
 from dsv4_repro.kernels.plan import device_named
 from dsv4_repro.kernels.select import Selection
 from dsv4_repro.repro.__main__ import main
+from dsv4_repro.repro.gpu_rows import GpuOptions, GpuTried, gpu_options
 from dsv4_repro.repro.relative_gpu import RelativeGround, launch_plan, on_device, row_on_gpu
-from dsv4_repro.repro.relative_gpu_run import GpuOptions, GpuTried, gpu_options, run_gpu_row
+from dsv4_repro.repro.relative_gpu_run import run_gpu_row
 from dsv4_repro.repro.relative_matrix import matrix_document, run_gpu_rows
 from dsv4_repro.scenarios.launches import Launch, Row
 from dsv4_repro.scenarios.registry import scenario
