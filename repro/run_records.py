@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = [
     "EVIDENCE_SCHEMA",
     "RUN_SCHEMA",
-    "TIMELINE_SCHEMA",
     "Bound",
     "EvidenceEntry",
     "EvidenceIndex",
@@ -24,7 +23,6 @@ __all__ = [
 ]
 
 RUN_SCHEMA = "dsv4-repro/run/1"
-TIMELINE_SCHEMA = "dsv4-repro/timeline/1"
 EVIDENCE_SCHEMA = "dsv4-repro/evidence/1"
 
 

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from ..drain_job import DrainJob
     from ..server_ground import ServerGround
 
-__all__ = ["SERVER_KEYS", "ServerSession", "described", "server_job_of"]
+__all__ = ["ServerSession", "described", "server_job_of"]
 
-#: Keys of ``Cell.server``.
-SERVER_KEYS = ("model", "python", "tp", "guard", "rescue", "flags")
 #: Hangs of a cell at which a debugger is attached; further ones are judged by what disturbs nothing.
 MOST_ATTACHED = 3
 
