@@ -134,13 +134,13 @@ class UnavailableError(ReproError):
 class NoDriverError(UnavailableError):
     """No NVIDIA driver on this machine: an expected state."""
 
-    help_text = "Run the same scenario without a GPU: dsv4-repro run drain --on cpu --arch sm_120"
+    help_text = "Without a GPU: the same with --on cpu, for example dsv4-repro run drain --on cpu --arch sm_120"
 
 
 class NoDeviceError(UnavailableError):
     """A driver, but no usable GPU."""
 
-    help_text = "Run the same scenario without a GPU: dsv4-repro run drain --on cpu --arch sm_120"
+    help_text = "Without a GPU: the same with --on cpu, for example dsv4-repro run drain --on cpu --arch sm_120"
 
 
 class ToolMissingError(UnavailableError):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import OurFaultError, ReproError, UnavailableError
+from ..errors import OurFaultError, ReproError, UnavailableError, UsageError
 from .exits import INTERRUPTED, OUR_FAULT, USAGE
 
 __all__ = ["main"]
@@ -64,15 +64,24 @@ def _error_document(kind: str, message: str, help_text: str, status: int) -> Non
         _say(f"dsv4-repro: the error document could not be written: {error.strerror}")
 
 
-def _report_error(error: ReproError, *, as_json: bool) -> int:
+def _help_of(arguments: Sequence[str]) -> str:
+    """The help of the verb that was asked for, in place of that of the whole program."""
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    verb = words[: 2 if words[:1] in (["run"], ["agent"]) else 1]
+    return f"See: {' '.join(['dsv4-repro', *verb])} --help"
+
+
+def _report_error(error: ReproError, arguments: Sequence[str], *, as_json: bool) -> int:
     message = str(error)
+    # Whoever raised it deep below knew no better than the general help; here the verb is known.
+    help_text = _help_of(arguments) if error.help_text == UsageError.help_text else error.help_text
     _say(f"dsv4-repro: {message}")
-    if error.help_text:
-        _say(f"  {error.help_text}")
+    if help_text:
+        _say(f"  {help_text}")
     if isinstance(error, OurFaultError):
         _say(f"  Traceback: {_keep_traceback()}")
     if as_json:
-        _error_document(type(error).__name__, message, error.help_text, error.exit_status)
+        _error_document(type(error).__name__, message, help_text, error.exit_status)
     return error.exit_status
 
 
@@ -172,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupted(as_json=as_json)
     except ReproError as error:
-        return _report_error(error, as_json=as_json)
+        return _report_error(error, arguments, as_json=as_json)
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as error:  # the command line library ends so when it meets a closed pipe
@@ -190,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return USAGE
         refused = _about_out(error, arguments)
         if refused is not None:
-            return _report_error(refused, as_json=as_json)
+            return _report_error(refused, arguments, as_json=as_json)
         if type(error).__name__ == "Abort":  # what the command line library makes of Ctrl-C
             return _interrupted(as_json=as_json)
         return _unexpected(error, as_json=as_json)

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import io
 import json
+import shlex
 import subprocess
 import tomllib
 import zipfile
@@ -50,7 +51,7 @@ class Installed:
 
     def lines(self) -> list[str]:
         """For a person: what was done, and how the server is started now."""
-        prefix = f"PYTHONPATH={self.where} " if self.way == "folder" else ""
+        prefix = f"PYTHONPATH={shlex.quote(self.where)} " if self.way == "folder" else ""
         return [
             f"agent {self.version} installed: {self.where}",
             *self.notes,

@@ -10,6 +10,7 @@ from ..errors import UnavailableError, UsageError
 from .agent_ask import ask_row_states, row_state_lines, the_one_alive
 from .agent_install import install_into_folder, install_with_python
 from .agent_show import AgentDocument, agent_lines, default_folder, read_agents
+from .atomic import keep_document
 from .console import Screen
 from .exits import STATUS
 from .options import Common
@@ -81,4 +82,6 @@ def run_ask(common: Common, *, folder: Path | None, pid: int | None) -> int:
 def _show(common: Common, document: AgentDocument, lines: list[str]) -> None:
     screen = Screen(as_json=common.as_json)
     screen.tell(lines, indent="    ")
-    screen.document(document.model_dump(mode="json", by_alias=True))
+    kept = document.model_dump(mode="json", by_alias=True)
+    keep_document(common.out, "agent", kept)
+    screen.document(kept)

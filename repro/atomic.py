@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import RunStoreError
 
-__all__ = ["disk_error", "make_folder", "sync_folder", "write_atomic"]
+__all__ = ["disk_error", "keep_document", "make_folder", "sync_folder", "write_atomic"]
 
 
 def disk_error(error: OSError, path: Path, doing: str) -> RunStoreError:
@@ -69,3 +72,15 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         except OSError as second:
             raise disk_error(error, path, "write") from second
         raise disk_error(error, path, "write") from error
+
+
+def keep_document(out: Path | None, name: str, document: Mapping[str, Any]) -> None:
+    """Write the document of a verb that has no folder of its own to ``--out``: ``FILE.json``, else ``DIR/NAME.json``.
+
+    ``out`` None: nothing is written. Raises RunStoreError as ``make_folder`` and ``write_atomic``.
+    """
+    if out is None:
+        return
+    path = out if out.suffix == ".json" and not out.is_dir() else out / f"{name}.json"
+    make_folder(path.parent)
+    write_atomic(path, (json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n").encode("utf-8", "backslashreplace"))

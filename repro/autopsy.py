@@ -252,6 +252,8 @@ def run_autopsy(
         raise UsageError("a process is looked at alone: give one PID and nothing else")
     if freeze and not pids:
         raise UsageError("--freeze needs a PID", help_text="dsv4-repro autopsy PID --attach --freeze")
+    if pids and not Path("/proc", pids[0]).exists() and Path("/proc/self").exists():
+        raise UsageError(f"{pids[0]}: there is no such file, run directory or process id", help_text="See which are here: ps -ef")
     if pids and not attach and not common.yes:
         raise RefusedError(f"process {pids[0]} was not touched", help_text=_ATTACH_HELP.format(pid=pids[0]))
     if attach and not pids:

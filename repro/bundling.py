@@ -238,6 +238,8 @@ def run_bundle(
     """The verb; 0. ``--out``: the zip, or a directory for it. ``--seed`` makes pseudonyms repeatable, and guessable."""
     screen = Screen(as_json=common.as_json)
     limit = parse_size(max_size)
+    if any(len(text) < 2 for text in hide):  # an unset variable of a script: nothing would be hidden, and nobody told
+        raise UsageError("--hide: an empty text, or one of a single character, cannot be hidden", help_text="--hide NAME")
     view = open_run(run)
     target = common.out or Path.cwd()
     if target.is_dir():

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..scenarios.registry import Scenario, all_scenarios, scenario
+from .atomic import keep_document
 from .console import Screen, wrap
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def list_lines(scenarios: Sequence[Scenario], here: Mapping[str, str]) -> list[s
         said = []
         for ground in item.grounds:
             count = sum(ground in row.grounds for row in item.variants())
-            said.append(f"{ground}: {here[ground]}" + (f" ({count} rows)" if count else ""))
+            said.append(f"{ground}: {here[ground]}" + (f" ({count} row{'s' * (count > 1)})" if count else ""))
         grounds = "; ".join(said) or "not reproduced"
         lines += wrap(f"{'':16}{item.class_}/{item.cause or '-'} · here: {grounds}", indent=" " * 16)
     return lines
@@ -97,7 +98,9 @@ def run_list(common: Common) -> int:
     screen = Screen(as_json=common.as_json)
     here, scenarios = _here(), all_scenarios()
     screen.say(*list_lines(scenarios, here))
-    screen.document(list_document(scenarios, here))
+    document = list_document(scenarios, here)
+    keep_document(common.out, "list", document)
+    screen.document(document)
     return 0
 
 
@@ -114,6 +117,7 @@ def run_show(name: str, common: Common) -> int:
         document["plan_schema"] = schema()
         if not common.as_json:
             screen.say("", *_plan_lines(document["plan_schema"]))
+    keep_document(common.out, "show", document)
     screen.document(document)
     return 0
 
@@ -132,6 +136,6 @@ def _plan_lines(schema: Mapping[str, Any]) -> list[str]:
     for field, facts in schema["properties"].items():
         if field != "schema":
             lines += wrap(
-                f"  {field:<15}{made.get(field, facts.get('default'))!s:<12} {facts.get('description', '')}", indent=" " * 29
+                f"  {field:<15}{made.get(field, facts.get('default'))!s:<12} {facts.get('description', '')}", indent=" " * 30
             )
     return lines

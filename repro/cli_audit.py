@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     @flags(Common)
     def audit(
         common: Common,
-        targets: Annotated[list[str], typer.Argument(help=_TARGETS, metavar="TARGET...")],
+        targets: Annotated[list[str], typer.Argument(help=_TARGETS, metavar="TARGET")],
         arch: Annotated[str, typer.Option("--arch", help="sm_120, or all architectures of the build.")] = "all",
         recipe: Annotated[str | None, typer.Option("--recipe", help=_RECIPE)] = None,
         fail_on: Annotated[str, typer.Option("--fail-on", help=_FAIL_ON)] = "vulnerable",

@@ -59,7 +59,7 @@ def _verify(app: typer.Typer) -> None:
         ] = None,
         engine: Annotated[
             list[str] | None,
-            typer.Argument(metavar="[-- ENGINE FLAGS]", help="After --: flags of vllm serve, of all rows.", show_default=False),
+            typer.Argument(metavar="-- ENGINE FLAGS", help="After --: flags of vllm serve, of all rows.", show_default=False),
         ] = None,
     ) -> int:
         """Which fix ends the hang, and is each enough alone? A row per combination, as many trials as the test needs.
@@ -68,7 +68,7 @@ def _verify(app: typer.Typer) -> None:
 
         On a server the rows are: neither, producer only (--guard), no MTP, other engine flags (--enforce-eager).
 
-        Exit status: 0 it hangs without a fix and not with both, 3 a repaired row hangs, 5 open.
+        Exit status: 0 it hangs without a fix and not with both, 3 a repaired row (or one of --kernel) hangs, 5 open.
         """
         from .campaign.verify_run import VerifyFlags, run_verify
 

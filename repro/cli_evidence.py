@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     def autopsy(
         common: Common,
         targets: Annotated[
-            list[str], typer.Argument(help="Core dumps, run directories, debugger logs; or one PID.", metavar="TARGET...")
+            list[str], typer.Argument(help="Core dumps, run directories, debugger logs; or one PID.", metavar="TARGET")
         ],
         attach: Annotated[
             bool, typer.Option("--attach", help="Attach cuda-gdb to the PID: freezes it for about a second.")

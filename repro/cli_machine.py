@@ -73,7 +73,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command(short_help="All about one scenario: story, fixes, plan fields.")
     @flags(Common)
-    def show(common: Common, scenario: Annotated[str, typer.Argument(help="A scenario's name, as in list.")]) -> int:
+    def show(
+        common: Common, scenario: Annotated[str, typer.Argument(help="A scenario's name, as in list.", metavar="SCENARIO")]
+    ) -> int:
         """All about one scenario: what happens, the fixes, what is expected where, the fields of its plan."""
         from .catalogue import run_show
 

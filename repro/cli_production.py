@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     def why(
         common: Common,
         server: Annotated[
-            str | None, typer.Argument(help="A PID of the server, or its URL; the only one here if left out.", metavar="[PID|URL]")
+            str | None, typer.Argument(help="A PID of the server, or its URL; the only one here if left out.", metavar="PID|URL")
         ] = None,
         log: Annotated[Path | None, typer.Option("--log", help="The server's log, where it goes to no file that is found.")] = None,
     ) -> int:

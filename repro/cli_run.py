@@ -25,7 +25,7 @@ def relatives() -> dict[str, str]:
         if name != "drain":
             with path.open(encoding="utf-8") as stream:
                 first = stream.read(_HEAD).partition("\n")[0]
-            found[name] = first.strip('"')
+            found[name] = first.strip('"').replace("``", "")  # its marks of code are no words
     return found
 
 

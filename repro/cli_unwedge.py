@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         server: Annotated[
             str | None,
             typer.Argument(
-                help="A PID of the server, its URL, or a run directory; the only server here if left out.", metavar="[PID|RUN]"
+                help="A PID of the server, its URL, or a run directory; the only server here if left out.", metavar="PID|RUN"
             ),
         ] = None,
         via: Annotated[

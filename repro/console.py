@@ -25,6 +25,12 @@ __all__ = ["Screen", "printable", "wrap"]
 _STYLES = {"bad": "bold red", "good": "bold green", "note": "yellow", "head": "bold", "dim": "dim", "": ""}
 
 
+#: How a paragraph begins that is a command or ends in a path, to be pasted: it stays whole, also where a name holds a space.
+_WHOLE = (
+    "next: ", "then: ", "run directory: ", "report: ", "bundle: ", "reproducer: ", "Paste this back: ",
+    "what was seen until then is in ",
+)  # fmt: skip
+
 #: Characters that JSON allows in a string as they are, and that a terminal obeys: C1 controls, separators, changes of direction.
 _UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -40,6 +46,10 @@ def printable(text: str, *, limit: int = 4000) -> str:
 def wrap(text: str, *, width: int = 80, indent: str = "") -> list[str]:
     """Lines of at most ``width`` columns, later ones indented; words longer than a line (paths, commands) stay whole."""
     return textwrap.wrap(printable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _paragraph(text: str, indent: str = "") -> list[str]:
+    return [printable(text)] if text.startswith(_WHOLE) else wrap(text, indent=indent)
 
 
 class Screen:
@@ -73,15 +83,14 @@ class Screen:
             self._print(self._out, line, _STYLES[style])
 
     def tell(self, paragraphs: Iterable[str], *, style: str = "", indent: str = "") -> None:
-        """Print paragraphs, wrapped at 80 columns. One that is a command to paste (``next: ``, ``then: ``) stays whole."""
+        """Print paragraphs, wrapped at 80 columns. One that is to be pasted (a command, a path) stays whole."""
         for paragraph in paragraphs:
-            whole = paragraph.startswith(("next: ", "then: "))
-            self.say(*([printable(paragraph)] if whole else wrap(paragraph, indent=indent)), style=style)
+            self.say(*_paragraph(paragraph, indent), style=style)
 
     def note(self, text: str) -> None:
         """One paragraph to standard error, whatever the mode: hints, and what went wrong."""
         self.end_progress()
-        for line in wrap(text):
+        for line in _paragraph(text):
             self._print(self._err, line, "")
 
     def progress(self, line: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .atomic import keep_document
 from .console import Screen, wrap
 from .grounds import grounds_here
 from .leftovers import Leftover, end_leftovers, find_leftovers
@@ -135,7 +136,8 @@ def _tool(tool: Tool, what: str, remedy: str) -> Check:
 
 def _cuda_gdb(machine: Machine) -> Check:
     remedy = (
-        "Install the CUDA toolkit's cuda-gdb (12.8 or later for SM120, 12.9 for SM121) and put it on PATH; a core dump does too."
+        "Install the CUDA toolkit's cuda-gdb (12.8 or later for SM120, 12.9 for SM121) and put it on PATH. "
+        "A GPU core dump needs none of it."
     )
     check = _tool(machine.tools["cuda-gdb"], "attach to a hung GPU process", remedy)
     if check.state == "yes" and machine.wsl:
@@ -323,7 +325,9 @@ def run_doctor(common: Common, *, clean: bool, pid: int | None = None, model: tu
     document = report(machine, leftovers, cleaned, more)
     screen.end_progress()
     screen.say(*doctor_lines(document))
-    screen.document(document.model_dump(mode="json", by_alias=True))
+    kept = document.model_dump(mode="json", by_alias=True)
+    keep_document(common.out, "doctor", kept)
+    screen.document(kept)
     return 0
 
 

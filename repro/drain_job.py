@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +91,9 @@ def _refuse_server_flags(server: ServerFlags | None, ground: str) -> None:
         return
     given = [name for name in ("url", "python", "port", "bare", "guard", "rescue") if getattr(server, name) not in (None, False)]
     given += ["attach" if server.attach else "no-attach"] * (server.attach is not None)
-    words = [f"--{name}" for name in given] + ["words after --"] * bool(server.engine)
+    words = [f"--{name}" for name in given] + [f"{shlex.join(server.engine or ())} (flags of an engine, after --)"] * bool(
+        server.engine
+    )
     if words:
         raise UsageError(f"{', '.join(words)}: only --on server has that", help_text=f"It would run --on {ground}")
 

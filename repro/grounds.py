@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import UnavailableError, UsageError
+from ..errors import NoDeviceError, NoDriverError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from .ground import Ground
     from .machine import Machine
 
-__all__ = ["GROUNDS", "MODEL_VARIABLE", "choose_ground", "grounds_here", "make_ground", "require_ground"]
+__all__ = ["GROUNDS", "MODEL_VARIABLE", "choose_ground", "grounds_here", "make_ground", "require_card", "require_ground"]
 
 #: name -> module of this package, class.
 GROUNDS: Mapping[str, tuple[str, str]] = {
@@ -51,6 +51,14 @@ def grounds_here(machine: Machine) -> dict[str, str]:
     return {name: answer if _installed(name) else "not in this release" for name, answer in answers.items()}
 
 
+def require_card(gpus: Sequence[object] | None) -> None:
+    """NoDriverError (None), NoDeviceError (none) where every trial of a campaign on the GPU would fail with the same words."""
+    if gpus is None:
+        raise NoDriverError("--on gpu: there is no NVIDIA driver here")
+    if not gpus:
+        raise NoDeviceError("--on gpu: there is a driver, but no GPU")
+
+
 def _gpu_here(machine: Machine) -> str:
     if machine.gpus is None:
         return "no NVIDIA driver"
@@ -76,6 +84,7 @@ def choose_ground(
         return "server", "a server is given"
     if given and here["server"] == "yes":
         return "server", "vLLM is installed and a model is given"
+    server = f"server: {here['server']}; " if model else ""  # who names a model meant a server
     if here["gpu"] == "yes":
-        return "gpu", "a free NVIDIA GPU"
-    return "cpu", f"gpu: {here['gpu']}"
+        return "gpu", f"{server}a free NVIDIA GPU"
+    return "cpu", f"{server}gpu: {here['gpu']}"

@@ -137,9 +137,7 @@ class ServerFlags:
     ] = None
     engine: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[-- ENGINE FLAGS]", help="After --: flags of vllm serve, put over the recipe's.", show_default=False
-        ),
+        typer.Argument(metavar="-- ENGINE FLAGS", help="After --: flags of vllm serve, put over the recipe's.", show_default=False),
     ] = None
 
 

@@ -114,11 +114,15 @@ def run_probe(
     found = _look(max_stall, pid, url, agent_dir, state, clock)
     status = _STATUS[found.state]
     text = printable(f"{found.state}: {found.text}")
+    document = {
+        "schema": "dsv4-repro/probe/1", "outcome": _OUTCOME[found.state], "state": found.state, "text": found.text,
+        "stalled_s": found.stalled_s, "exit_status": status,
+    }  # fmt: skip
+    if common.out is not None:
+        from .atomic import keep_document
+
+        keep_document(common.out, "probe", document)
     if common.as_json:
-        document = {
-            "schema": "dsv4-repro/probe/1", "outcome": _OUTCOME[found.state], "state": found.state, "text": found.text,
-            "stalled_s": found.stalled_s, "exit_status": status,
-        }  # fmt: skip
         sys.stdout.write(json.dumps(document) + "\n")
         sys.stderr.write(text + "\n")
     else:

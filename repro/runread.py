@@ -104,6 +104,8 @@ def _first(error: ValidationError) -> str:
 
 def open_run(path: Path) -> RunView:
     """Read a run directory, whoever wrote it. RunStoreError if there is no readable ``run.json``; all else may be missing."""
+    if not path.exists():
+        raise RunStoreError("there is no such run directory", path=str(path), help_text="Those of here are under runs/.")
     if not path.is_dir():
         raise RunStoreError("not a run directory", path=str(path), help_text="A run directory holds run.json.")
     missing: list[Unread] = []

@@ -17,6 +17,7 @@ from .. import __version__
 from ..clock import SYSTEM, Clock, Deadline, utc_stamp
 from ..errors import NoDeviceError, NoDriverError, ReproError, UsageError
 from ..forensics.records import Diagnosis, Outcome
+from ..kernels.devices import device_named
 from ..kernels.shipped import cached_kernels
 from ..reports.document import equation
 from .atomic import write_atomic
@@ -201,6 +202,8 @@ def run_selftest(
     screen = Screen(as_json=common.as_json)
     machine = probe_machine()
     ground = _choose(on, machine)
+    if ground == "cpu" and device is not None:
+        device_named(device)  # before the work: a name that nobody knows is no failure of every row
     file = _file_of(common.out)
     deadline = Deadline(common.timeout or _DEFAULT_BUDGET_S, clock)
     began = clock.monotonic()

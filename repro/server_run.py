@@ -61,7 +61,7 @@ def _refuse(flags: RunFlags, server: ServerFlags) -> None:
         raise UsageError("--producer clamped: a server has its own producer", help_text="Its clamp at run time is --guard")
     if server.url is not None:
         own = [f"--{name}" for name in ("python", "port", "bare", "guard", "rescue") if getattr(server, name)]
-        own += ["words after --"] * bool(server.engine)
+        own += [f"{shlex.join(server.engine or ())} (flags of an engine, after --)"] * bool(server.engine)
         if own:
             raise UsageError(f"{', '.join(own)}: the server of --url is running already and is left as it is")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..clock import SYSTEM, Clock
 from ..errors import ReproError, UnavailableError, UsageError
 from ..forensics.device_state import Unread
+from .atomic import keep_document
 from .console import Screen, printable
 from .serving.permission import as_root, closed
 from .serving.questions import Question
@@ -290,31 +291,19 @@ def run_why(named: str | None, common: Common, *, log: Path | None = None, clock
             outcome="inconclusive", state="unknown" if several else "no server", exit_status=5, reasons=reasons,
             next=following, seconds=round(clock.monotonic() - began, 2),
         )  # fmt: skip
-        return _show(document, screen)
+        return _show(document, screen, common.out)
     seen = look(target, clock=clock, seconds=PROMISE_S - (clock.monotonic() - began))
     document = document_of(seen, clock.monotonic() - began)
-    if common.out is not None:
-        _keep(document, common)
-    return _show(document, screen)
+    return _show(document, screen, common.out)
 
 
-def _show(document: WhyDocument, screen: Screen) -> int:
+def _show(document: WhyDocument, screen: Screen, out: Path | None) -> int:
     screen.end_progress()
+    kept = document.model_dump(mode="json", by_alias=True)
+    keep_document(out, "why", kept)
     lines = why_lines(document)
     style = {"hang": "bad", "other": "bad", "clean": "good"}.get(document.outcome, "note")
     screen.say(*lines[:1], style=style)
     screen.say(*lines[1:])
-    screen.document(document.model_dump(mode="json", by_alias=True))
+    screen.document(kept)
     return document.exit_status
-
-
-def _keep(document: WhyDocument, common: Common) -> None:
-    import json
-
-    from .atomic import make_folder, write_atomic
-
-    if common.out is None:
-        raise ReproError("--out was not given")
-    make_folder(common.out)
-    text = json.dumps(document.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False) + "\n"
-    write_atomic(common.out / "why.json", text.encode())

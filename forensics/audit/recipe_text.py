@@ -24,6 +24,15 @@ _UNITS = {"": 1, "k": 1000, "K": 1024, "m": 1_000_000, "M": 1 << 20}
 
 def recipe_from_text(text: str) -> tuple[Recipe, list[str]]:
     """The recipe and notes on what was taken as a default. PlanError for anything that makes no sense."""
+    try:
+        return _from_text(text)
+    except PlanError as error:
+        if error.help_text != PlanError.help_text:
+            raise
+        raise PlanError(str(error), help_text=f"Names: {', '.join(sorted(_NAMES))} (docs/audit.md)") from None  # no drain plan
+
+
+def _from_text(text: str) -> tuple[Recipe, list[str]]:
     stripped = text.strip()
     if stripped.startswith(("vllm ", "--")) or " --" in stripped:
         try:

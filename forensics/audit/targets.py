@@ -109,7 +109,7 @@ def expand_targets(texts: Sequence[str]) -> list[str]:
             raise UsageError(f"{text[:120]!r} is no range of releases", help_text="For example: 'vllm>=0.25,<0.34'") from None
         versions = sorted(version for version in _published() if version in wanted and not version.is_prerelease)
         if not versions:
-            raise KernelNotFoundError(f"no published release of vLLM is in {match[1]}")
+            raise KernelNotFoundError(f"no published release of vLLM is in {match[1]}", help_text=_TARGETS)
         found.extend(f"vllm=={version}" for version in versions)
     return list(dict.fromkeys(found))
 
@@ -198,6 +198,8 @@ def _kernels(text: str, arch: int | None, progress: Progress | None, unread: lis
             return None, ""
         # The same words are asked for by --kernel elsewhere: what helps here is another.
         raise KernelNotFoundError(str(error).removeprefix("--kernel "), help_text=_TARGETS) from None
+    except UsageError as error:
+        raise UsageError(str(error).removeprefix("--kernel "), help_text=_TARGETS) from None
 
 
 def _holds_no_kernel(error: KernelNotFoundError) -> bool:

@@ -60,7 +60,7 @@ class Bisection:
     becomes: Answer | None = None
     between: tuple[Build, ...] = ()
     why_not: str = ""
-    words: dict[str, str] = field(default_factory=lambda: {"bad": "first bad", "good": "first good"})
+    words: dict[str, str] = field(default_factory=lambda: {"bad": "first bad build", "good": "first good build"})
 
     @property
     def lines(self) -> list[str]:
@@ -69,10 +69,10 @@ class Bisection:
             return [f"No answer: {self.why_not}."]
         change = self.words["bad" if self.becomes == "bad" else "good"]
         if not self.between:
-            return [f"{self.before.label} -> {self.after.label}: {self.after.label} is the {change} build."]
+            return [f"{self.before.label} -> {self.after.label}: {self.after.label} is the {change}."]
         names = ", ".join(build.label for build in self.between[:8])
         return [
-            f"{self.before.label} -> {self.after.label}: the {change} build is one of {len(self.between) + 1} "
+            f"{self.before.label} -> {self.after.label}: the {change} is one of {len(self.between) + 1} "
             f"({names} could not be judged)."
         ]
 

@@ -31,9 +31,9 @@ BISECT_SCHEMA = "dsv4-repro/bisect/1"
 PREDICATES = ("hang", "audit", "present")
 #: What the answer of a predicate means, for the last sentence.
 WORDS = {
-    "hang": {"bad": "first that hangs so", "good": "first that does not hang"},
-    "audit": {"bad": "first on which the recipe wedges", "good": "first on which the recipe does not wedge"},
-    "present": {"bad": "first that has the kernel", "good": "first without the kernel"},
+    "hang": {"bad": "first build that hangs so", "good": "first build that does not hang"},
+    "audit": {"bad": "first build on which the recipe wedges", "good": "first build on which the recipe does not wedge"},
+    "present": {"bad": "first build that has the kernel", "good": "first build without the kernel"},
 }
 #: What ``git bisect run`` understands: good, bad, cannot be tested; from 128 on it stops.
 GIT_STATUS: dict[str, int] = {"good": 0, "bad": 1, "skip": 125}

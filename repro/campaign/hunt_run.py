@@ -16,6 +16,7 @@ from ...clock import SYSTEM, Clock, Deadline
 from ...errors import ReproError, UsageError
 from ..atomic import write_atomic
 from ..console import Screen
+from ..grounds import require_card
 from .compare import Change, compare_summaries
 from .hunt import Hunt
 from .outputs import campaign_status, junit_of, markdown_summary, summary_lines
@@ -108,6 +109,10 @@ def run_hunt(common: Common, flags: HuntFlags, *, clock: Clock = SYSTEM) -> int:
         shorter = min(common.timeout / 60, plan.budget.minutes or float("inf"))
         plan = plan.model_copy(update={"budget": plan.budget.model_copy(update={"minutes": shorter})})
     folder = common.out or Path("campaigns") / plan.name.replace("/", "_")
+    if plan.on == "gpu" and flags.ray is None and flags.gpus is None:  # before there is a store; a cluster's cards are its own
+        from ..machine import probe_machine
+
+        require_card(probe_machine(version=lambda _argv: None).gpus)
     goes_on = flags.resume and (folder / "campaign.sqlite").exists()  # the first night of a standing job has nothing to resume
     store = CampaignStore.resume(folder, plan, clock=clock) if goes_on else CampaignStore.create(folder, plan, clock=clock)
     with store:

@@ -25,6 +25,7 @@ __all__ = ["HUNT_PLAN_SCHEMA", "MOST_CELLS", "Budget", "HuntPlan", "Search", "lo
 
 HUNT_PLAN_SCHEMA = "dsv4-repro/hunt-plan/1"
 MAX_PLAN_BYTES = 1 << 20
+_KEYS = "See docs/campaigns.md for the keys of a plan."
 #: Cell numbers are stored as 64-bit integers.
 MOST_CELLS = 1 << 62
 #: Factors that are fields of the cell; all others are fields of the drain plan.
@@ -245,7 +246,7 @@ class HuntPlan(_Part):
             return cls.model_validate(dict(document))
         except ValidationError as error:
             said = f"{where}: {invalid_fields(error)}"
-            raise PlanError(said, help_text="See docs/campaigns.md for the keys of a plan.") from None
+            raise PlanError(said, help_text=_KEYS) from None
 
 
 def load_hunt_plan(path: Path) -> HuntPlan:
@@ -254,14 +255,14 @@ def load_hunt_plan(path: Path) -> HuntPlan:
         with path.open("rb") as stream:
             raw = stream.read(MAX_PLAN_BYTES + 1)
     except OSError as error:
-        raise PlanError(f"{path}: {error.strerror or error}") from None
+        raise PlanError(f"{path}: {error.strerror or error}", help_text=_KEYS) from None
     if len(raw) > MAX_PLAN_BYTES:
-        raise PlanError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB")
+        raise PlanError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB", help_text=_KEYS)
     try:
         text = raw.decode("utf-8")
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path}: not a plan: {str(error)[:200]}") from None
+        raise PlanError(f"{path}: not a plan: {str(error)[:200]}", help_text=_KEYS) from None
     if not isinstance(document, dict):
-        raise PlanError(f"{path}: a plan is a table of keys")
+        raise PlanError(f"{path}: a plan is a table of keys", help_text=_KEYS)
     return HuntPlan.from_document(document, str(path))

@@ -15,7 +15,7 @@ from ..atomic import write_atomic
 from ..console import Screen
 from ..drain_flags import build_plan, parse_arch
 from ..exits import STATUS
-from ..grounds import choose_ground, grounds_here, require_ground
+from ..grounds import choose_ground, grounds_here, require_card, require_ground
 from .cells import Cell
 from .matrix import ablation_cells, fix_cells
 from .sequential import Rates
@@ -76,9 +76,11 @@ def chosen_ground(on: str | None) -> tuple[str, str]:
 
     if on == "server":
         return "server", "asked for"
-    here = grounds_here(probe_machine(version=lambda _argv: None))
-    ground, why = choose_ground(on, {**here, "server": "no trials of a campaign"})
+    machine = probe_machine(version=lambda _argv: None)
+    ground, why = choose_ground(on, {**grounds_here(machine), "server": "no trials of a campaign"})
     require_ground(ground)
+    if ground == "gpu":
+        require_card(machine.gpus)
     return ground, why
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import venv
@@ -19,7 +20,7 @@ from dsv4_repro.errors import DeadlineError, EvidenceError, OurFaultError, Unava
 from dsv4_repro.repro import agent_show
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.agent_ask import ask_row_states, row_state_lines, the_one_alive
-from dsv4_repro.repro.agent_install import AGENT_SOURCES, agent_wheel, install_into_folder, install_with_python
+from dsv4_repro.repro.agent_install import AGENT_SOURCES, Installed, agent_wheel, install_into_folder, install_with_python
 from dsv4_repro.repro.agent_show import agent_lines, read_agents
 
 SHOW_POINTS = (
@@ -237,3 +238,10 @@ def test_a_right_answer(tmp_path: Path) -> None:
 def test_an_empty_folder_is_not_none_found(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="holds no agent's files"):
         read_agents(tmp_path)
+
+
+def test_a_folder_with_a_space_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    lines = Installed("folder", f"{tmp_path}/of the agent", "0.1.0", None, ()).lines()
+    commands = [line for line in lines if "vllm serve" in line]
+    assert len(commands) == 3
+    assert all(shlex.split(line.partition("DSV4_")[0])[0] == f"PYTHONPATH={tmp_path}/of the agent" for line in commands)

@@ -276,3 +276,10 @@ def test_heads(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError):
         head_of(tmp_path)
     assert unpack.MAX_UNPACKED == 2 << 30
+
+
+def test_a_pid_that_is_not_there_is_not_offered_an_attach(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["autopsy", "999999999"]) == 2
+    said = capsys.readouterr().err
+    assert "no such file, run directory or process" in said
+    assert "--attach" not in said

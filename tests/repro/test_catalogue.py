@@ -45,3 +45,12 @@ def test_the_verbs_answer_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "None" not in shown, "a default that vLLM computes is shown as what it comes to"
     assert "capture_sizes  1,2,4,8,16,24,32,40,48,56,64 " in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_the_texts_of_the_plan_s_fields_stand_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "drain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index("The plan's fields (a flag each, or --plan FILE):") + 1 :]
+    goes_on = [line for line in table if line.startswith("   ")]
+    assert goes_on
+    assert {len(line) - len(line.lstrip()) for line in goes_on} == {table[0].index("Requests")}

@@ -110,3 +110,13 @@ def test_nothing_that_is_said_drives_the_terminal_whoever_forgot_it() -> None:
         assert all(char.isprintable() or char in "\n\t" for char in text)
     assert "a\\x1b]0;x\\x07b\\x9b2Jc\\u202ed\\x7f        tab\nnext\\r\n" in out.getvalue()
     assert json.loads(out.getvalue().partition("{")[1] + out.getvalue().partition("{")[2]) == {"reason": hostile}
+
+
+@pytest.mark.parametrize("begins", ["run directory: ", "Paste this back: ", "what was seen until then is in ", "next: "])
+def test_what_is_to_be_pasted_stays_on_one_line_also_with_spaces_in_it(begins: str) -> None:
+    line = begins + "/srv/a folder of " + "somebody " * 12 + "/runs/drain/20260101T000000Z-abc123"
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(stdout=out, stderr=err)
+    screen.tell([line], indent="  ")
+    screen.note(line)
+    assert out.getvalue() == err.getvalue() == line + "\n"

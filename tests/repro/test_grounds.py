@@ -124,3 +124,10 @@ def test_on_this_machine_the_probe_answers_or_says_that_there_is_no_driver() -> 
     except (NoDriverError, NoDeviceError) as error:
         pytest.skip(f"no GPU: {error}")
     assert device.num_sms > 0
+
+
+def test_who_names_a_model_and_gets_another_ground_is_told_why() -> None:
+    here = {"server": "needs vLLM and a GPU, or --url", "gpu": "no NVIDIA driver", "cpu": "yes"}
+    assert choose_ground(None, here, model="dummy") == ("cpu", "server: needs vLLM and a GPU, or --url; gpu: no NVIDIA driver")
+    assert choose_ground(None, {**here, "gpu": "yes"}, model="dummy")[1].startswith("server: needs vLLM")
+    assert choose_ground(None, here) == ("cpu", "gpu: no NVIDIA driver")

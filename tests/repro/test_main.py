@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -290,3 +291,123 @@ def test_a_fatal_signal_leaves_the_python_stacks(closed: bool) -> None:
     assert done.returncode == -signal.SIGSEGV
     assert done.stdout.startswith("dsv4-repro ")
     assert ("Fatal Python error: Segmentation fault" in done.stderr) is not closed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "help_text"),
+    [
+        (["autopsy", "nowhere"], "See: dsv4-repro autopsy --help"),
+        (["verify", "drain", "--alpha", "2"], "See: dsv4-repro verify --help"),
+        (["run", "drain", "--expect", "maybe"], "See: dsv4-repro run drain --help"),
+        (["unwedge", "--via", "x", "1"], "See: dsv4-repro unwedge --help"),
+        (["bisect", "--good", "0.28.0", "--bad", "0.28.0"], "See: dsv4-repro bisect --help"),
+    ],
+)
+def test_a_value_that_cannot_be_names_the_help_of_its_own_verb(
+    arguments: list[str], help_text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["help"] == help_text
+    assert captured.err.rstrip().endswith(help_text)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("list", ["list"]),
+        ("show", ["show", "victim"]),
+        ("doctor", ["doctor"]),
+        ("why", ["why", "999999999"]),
+        ("probe", ["probe", "--max-stall", "60", "--agent-dir", "nowhere"]),
+        ("agent", ["agent", "install", "--into", "there"]),
+    ],
+)
+def test_a_verb_without_a_folder_of_its_own_writes_its_document_to_out(
+    name: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--out`` of every verb does something: a flag that is taken and ignored is worse than none."""
+    monkeypatch.chdir(tmp_path)
+    status = main([*arguments, "--json", "--out", "a folder"])
+    shown = json.loads(capsys.readouterr().out)
+    kept = json.loads((tmp_path / "a folder" / f"{name}.json").read_text())
+    assert kept["schema"] == shown["schema"] == f"dsv4-repro/{name}/1"
+    assert main([*arguments, "--out", "one.json"]) == status
+    assert json.loads((tmp_path / "one.json").read_text())["schema"] == kept["schema"]
+    (tmp_path / "taken").write_text("")
+    capsys.readouterr()
+    assert main([*arguments, "--out", "taken/below"]) == 5
+    assert "--out" in capsys.readouterr().err
+
+
+def test_the_help_shows_each_argument_in_one_pair_of_brackets_and_no_marks_of_code(capsys: pytest.CaptureFixture[str]) -> None:
+    from dsv4_repro.repro.cli import build
+
+    verbs = [[name] for name in build().commands] + [["run", "cooperative"], ["run", "drain"], ["agent", "show"]]
+    for verb in verbs:
+        assert main([*verb, "--help"]) == 0
+        text = capsys.readouterr().out
+        for wrong in ("[[", "]]", "...}", "``"):
+            assert wrong not in text, f"{verb}: {wrong}"
+
+
+_PLAN_OF_A_CARD = 'name = "x"\non = "gpu"\n[matrix]\nmin_live = [3]\n[budget]\ntrials = 2\n'
+
+
+@pytest.mark.parametrize("gpus", [None, ()])
+@pytest.mark.parametrize(
+    "arguments",
+    [["verify", "drain", "--on", "gpu"], ["verify", "init-race", "--on", "gpu"], ["hunt", "plan.toml", "--out", "kept"]],
+)
+def test_a_campaign_on_a_card_that_is_not_there_is_refused_before_its_first_trial(
+    arguments: list[str], gpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence and status 5, and no store; not ten trials of a row that failed "otherwise", which is status 4."""
+    from dsv4_repro.repro import machine
+
+    here = machine.probe_machine(version=lambda _argv: None)
+    monkeypatch.setattr(machine, "probe_machine", lambda **_: dataclasses.replace(here, gpus=gpus))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(_PLAN_OF_A_CARD)
+    assert main(arguments) == 5
+    said = capsys.readouterr().err
+    assert ("no NVIDIA driver" if gpus is None else "no GPU") in said
+    assert "--on cpu" in said
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "hidden"),
+    [
+        (["audit", "vllm==abc"], "A target is a release", "--kernel"),
+        (["audit", "."], "A target is a release", "--kernel"),
+        (["audit", "builtin", "--recipe", "max_model_len=x"], "docs/audit.md", "show drain"),
+        (["audit", "builtin", "--recipe", "nowhere.toml"], "docs/audit.md", "show drain"),
+        (["hunt", "nowhere.toml"], "docs/campaigns.md", "show drain"),
+        (["hunt", "."], "docs/campaigns.md", "show drain"),
+        (["hunt", "no.toml"], "docs/campaigns.md", "show drain"),
+        (["run", "drain", "--on", "cpu", "a word"], "'a word'", "words after"),
+    ],
+)
+def test_the_help_of_an_error_is_of_what_was_asked_for(
+    arguments: list[str],
+    said: str,
+    hidden: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no.toml").write_text("= 3")
+    assert main(arguments) == 2
+    text = capsys.readouterr().err
+    assert said in text
+    assert hidden not in text
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+def test_a_text_that_cannot_be_hidden_is_refused_and_not_passed_over(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bundle", str(tmp_path), "--hide", text]) == 2
+    assert "--hide" in capsys.readouterr().err

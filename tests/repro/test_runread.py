@@ -152,3 +152,11 @@ def test_any_json_gives_a_view_or_a_typed_error(tmp_path: Path, run: Any, diagno
         event("view")
         named = f"run.json of {view.run.scenario}"
     assert "run.json" in named
+
+
+def test_a_path_that_is_not_there_is_said_to_be_missing_and_not_to_be_another_thing(tmp_path: Path) -> None:
+    with pytest.raises(RunStoreError, match="there is no such run directory"):
+        open_run(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunStoreError, match="not a run directory"):
+        open_run(tmp_path / "file")

@@ -170,3 +170,12 @@ def test_without_a_gpu_it_offers_the_cpu(
 
 def test_cells_with_no_known_guard_stay_open() -> None:
     assert CellPlan(kernel="x").expected is None
+
+
+def test_a_device_that_nobody_knows_is_a_wrong_command_line_and_no_failure_of_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["selftest", "--on", "cpu", "--device", "RTX 9090"]) == 2
+    assert "RTX 9090" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,16 @@ from packaging.version import Version
 from dsv4_repro.errors import KernelNotFoundError, UsageError
 from dsv4_repro.kernels.build import builtin_image
 from dsv4_repro.repro.__main__ import main
-from dsv4_repro.repro.campaign.bisect import Answer, Build, bisect_builds, builds_in_folder, builds_of_index, releases_between
-from dsv4_repro.repro.campaign.bisect_run import hang_probe, runnable
+from dsv4_repro.repro.campaign.bisect import (
+    Answer,
+    Bisection,
+    Build,
+    bisect_builds,
+    builds_in_folder,
+    builds_of_index,
+    releases_between,
+)
+from dsv4_repro.repro.campaign.bisect_run import WORDS, hang_probe, runnable
 from dsv4_repro.repro.campaign.cells import Cell, TrialResult
 from dsv4_repro.repro.schemas import schema_of
 
@@ -276,3 +285,13 @@ def test_the_published_boundaries(words: list[str], before: str, after: str, cap
     if document.get("error") == "DownloadError":
         pytest.skip(document["message"])
     assert (status, document["before"], document["after"]) == (0, before, after)
+
+
+@pytest.mark.parametrize("words", [*WORDS.values(), None])
+@pytest.mark.parametrize("becomes", ["bad", "good"])
+def test_the_answer_is_a_sentence(words: dict[str, str] | None, becomes: Answer) -> None:
+    before, after = Build("1", "vllm==1"), Build("2", "vllm==2")
+    found = Bisection((before, after), before=before, after=after, becomes=becomes)
+    if words is not None:
+        found.words = words
+    assert re.fullmatch(r"1 -> 2: 2 is the first( \w+)? build( (on|that|without) [a-z ]+)?\.", found.lines[0]), found.lines
