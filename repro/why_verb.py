@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -268,6 +269,10 @@ def run_why(named: str | None, common: Common, *, log: Path | None = None, clock
     """The verb. Exit status: 3 a hang, 0 fine (healthy, idle, starting), 4 it has ended, 5 not decided, or there is no server."""
     if log is not None and not os.path.isfile(log):
         raise UsageError(f"--log {str(log)[:200]}: there is no such file")
+    if named is not None and not named.isdigit() and os.path.exists(named):
+        raise UsageError(
+            f"{named[:200]}: a file or a folder, not a server: a PID or a URL", help_text=f"dsv4-repro autopsy {shlex.quote(named)}"
+        )
     from .serving.ranks import with_log
 
     screen = Screen(as_json=common.as_json, clock=clock)

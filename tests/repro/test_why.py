@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -487,3 +488,14 @@ def test_a_log_that_is_named_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "fatal error" in document["deadline"]["text"]
     assert main(["why", "http://127.0.0.1:9", "--log", str(tmp_path / "none")]) == 2
     assert main(["watch", "--url", "http://127.0.0.1:9", "--log", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize("name", ["core.nvcudmp", "a run"])
+def test_a_dump_or_a_run_is_not_taken_for_a_host(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "core.nvcudmp").write_bytes(b"x")
+    (tmp_path / "a run").mkdir()
+    assert main(["why", name]) == 2
+    assert f"dsv4-repro autopsy {shlex.quote(name)}" in capsys.readouterr().err
