@@ -18,7 +18,7 @@ from .rules.base import Finding, Rule, run_rules
 from .rules.collectives import rule_collective_stuck, rule_counts, rule_opposing_stacks
 from .rules.compilers import rule_build_lock, rule_compile_log, rule_compile_stacks
 from .rules.crossrank import rule_crossrank
-from .rules.device import rule_device_barrier, rule_device_judged, rule_device_read
+from .rules.device import full_judgements, rule_device_barrier, rule_device_judged, rule_device_read
 from .rules.faults import rule_device_exception, rule_launch_refused, rule_lost_device, rule_wrong_result, rule_xid
 from .rules.loading import rule_weight_load
 from .rules.next_step import next_step
@@ -117,7 +117,8 @@ def _sentence(merged: Merged, view: View) -> str:
         return f"The engine ended on {name}: {text}: an error of its own, not a hang."
     if view.symptoms:
         return "The lines say that a worker did not answer in time, and nothing more: every class prints them."
-    return nothing_recognised(view.case) or "Nothing in the evidence decides."
+    looks = [judged.verdict.sentence for _, judged in full_judgements(view) if judged.verdict.class_ == "unknown"]
+    return next(filter(None, looks), "") or nothing_recognised(view.case) or "Nothing in the evidence decides."
 
 
 #: Classes that a silent engine with running requests leaves open, and what separates them.

@@ -17,6 +17,7 @@ from .view import View
 
 __all__ = [
     "KernelJudgement",
+    "full_judgements",
     "judge_kernel",
     "resident_judgements",
     "rule_device_barrier",
@@ -300,14 +301,25 @@ def _most(view: View, facts: DeviceFacts, judged: KernelJudgement) -> int:
     return _WORD_STRENGTH[full.verdict.confidence]
 
 
+def _read_and_open(view: View, facts: DeviceFacts) -> bool:
+    """Whether the full reader read this look and found nothing that cannot go on, and nothing else shows that nothing moves: then a
+    resident kernel is a kernel at work as much as one that hangs."""
+    full = facts.diagnosis
+    return full is not None and full.verdict.class_ in ("unknown", "not-hung") and not _stuck_for_certain(view, facts)
+
+
 def rule_device_barrier(view: View) -> Iterator[Finding]:
     """Spin barriers, barriers inside a block, and resident kernels of which no more is known, from whatever lines are there."""
     rule = "device-barrier"
     found = [item for item in resident_judgements(view) if item[2].class_ != "gpu-crossrank-spin"]
     for facts, kernel, judged in found:
         where = f"rank {facts.rank}: " if facts.rank is not None else f"pid {facts.pid}: " if facts.pid is not None else ""
+        refs = [kernel.ref, facts.ref]
+        if judged.class_ == "gpu-kernel-stuck" and _read_and_open(view, facts):
+            yield unknown(rule, judged.class_, where + facts.diagnosis.verdict.sentence, "a second look, 20 s later", refs)
+            continue
         strength = min(judged.strength, _most(view, facts, judged))
-        yield supported(rule, judged.class_, strength, where + judged.text, [kernel.ref, facts.ref], judged.cause)
+        yield supported(rule, judged.class_, strength, where + judged.text, refs, judged.cause)
     if not found and not any(facts.kernels for facts in view.devices):
         failures = [f for f in view.case.failures if "device" in f.what]
         yield unknown(

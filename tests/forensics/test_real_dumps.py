@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dsv4_repro.forensics.autopsy import autopsy_paths
 from dsv4_repro.forensics.corefile import open_core
 from dsv4_repro.forensics.diagnose import diagnose_dump
 from dsv4_repro.kernels.abi import ROW_STATE_SIZE, TopKParams
@@ -52,6 +53,20 @@ def test_the_verdict(dump: tuple[str, dict[str, Any], Path]) -> None:
     assert (found.verdict.class_, found.verdict.cause) == once, found.verdict.sentence
     held = diagnose_dump(path, hung=True)
     assert (held.verdict.class_, held.verdict.cause) == watched, held.verdict.sentence
+
+
+def test_in_a_folder_of_its_own_a_dump_is_no_more_of_a_hang_than_by_itself(dump: tuple[str, dict[str, Any], Path]) -> None:
+    """One look at a kernel at work was a hang as soon as the dump was read together with other files."""
+    _, _, path = dump
+    alone = diagnose_dump(path)
+    found = autopsy_paths([path.parent]).diagnosis
+    assert (found.outcome, found.verdict.class_, found.verdict.cause) == (
+        alone.outcome,
+        alone.verdict.class_,
+        alone.verdict.cause,
+    ), found.verdict.sentence
+    if alone.verdict.class_ == "unknown":
+        assert found.verdict.sentence == alone.verdict.sentence
 
 
 def test_the_layout_is_understood(dump: tuple[str, dict[str, Any], Path]) -> None:
