@@ -64,3 +64,32 @@ def test_what_a_killed_process_of_our_pid_left_does_not_stop_the_writing(tmp_pat
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     assert [one.name for one in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize("name", ["control.json", "ask"])
+def test_a_file_that_cannot_be_read_stops_neither_the_status_nor_the_other_file(agent: Agent, name: str, tmp_path: Path) -> None:
+    control_file, ask = tmp_path / "control.json", tmp_path / f"ask-{agent.name}.json"
+    bad, good = (control_file, ask) if name == "control.json" else (ask, control_file)
+    bad.symlink_to(tmp_path / "elsewhere")
+    good.write_text('{"id": "one", "guard": true}')
+    armed: list[bool] = []
+    agent.guard = SimpleNamespace(clamped=0, active=False, arm=lambda wanted, _why: armed.append(wanted))
+    agent.recorder = SimpleNamespace(averted=0, armed=True, broken=False, ring=None)
+    agent._files(1.0)
+    assert agent.said.features["control"]["found"] is False
+    assert bad.name in agent.said.features["control"]["why"]
+    assert (agent._ask == ("one", False)) if good is ask else (armed == [True])
+    assert (tmp_path / f"status-{agent.name}.json").exists()
+
+
+def test_a_file_that_was_read_while_it_was_still_empty_is_read_again(agent: Agent, tmp_path: Path) -> None:
+    """A shell empties a file and then writes it: both may have the same time."""
+    path = tmp_path / "control.json"
+    path.write_text("")
+    at = path.stat().st_mtime_ns
+    assert agent._read_changed(path, "_control") is None
+    with path.open("r+") as stream:
+        stream.write('{"guard": true}')
+    os.utime(path, ns=(at, at))
+    assert agent._read_changed(path, "_control") == {"guard": True}
+    assert agent._read_changed(path, "_control") is None

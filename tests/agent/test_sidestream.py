@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dsv4_repro_agent import control
 from dsv4_repro_agent.control import Agent
 from dsv4_repro_agent.driver import Driver, DriverError
 from dsv4_repro_agent.guard import Guard
@@ -25,6 +27,7 @@ from dsv4_repro_agent.said import Said
 from dsv4_repro_agent.settings import Settings
 from dsv4_repro_agent.sidestream import ARRIVAL_OFFSET, ROW_STATE_SIZE, Launch, SideStream, SideStreamBusyError
 
+from dsv4_repro.errors import UnavailableError
 from dsv4_repro.kernels import abi
 from dsv4_repro.kernels.abi import TopKParams
 from dsv4_repro.repro.agent_ask import ask_release, ask_row_states, row_state_lines, the_one_alive
@@ -577,3 +580,138 @@ def test_a_step_is_seen_to_end_when_a_later_one_begins(tmp_path: Path) -> None:
     assert first.complete_ns != 0
     assert later.complete_ns == 0
     assert [step for step, _ in recorder._open] == [later]
+
+
+@pytest.mark.parametrize("held_by", ["a copy that is behind a kernel", "a capture"])
+def test_a_request_that_cannot_be_answered_at_once_is_tried_again_in_its_time(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, held_by: str
+) -> None:
+    """The request wakes the thread once; where it finds no way, it does not sleep over the time that the asker waits."""
+    one = rig(rescue=False)
+    step = one.step((1,) * 8)
+    until(lambda: step.complete_ns != 0 and "side stream" in one.said.features)
+    looks: list[int] = []
+    real: Callable[[SideStream, Launch], tuple[int, ...]] = SideStream.counters
+
+    def counters(stream: SideStream, launch: Launch) -> tuple[int, ...]:
+        looks.append(1)
+        if held_by.startswith("a copy") and len(looks) < 4:
+            raise SideStreamBusyError("a copy on the side stream did not end within 0.5 s")
+        return real(stream, launch)
+
+    monkeypatch.setattr(SideStream, "counters", counters)
+    monkeypatch.setattr("dsv4_repro_agent.control.IDLE_S", 30.0)
+    one.ask("first")  # from here on the thread sleeps for as long as it is let
+    looks.clear()
+    if held_by == "a capture":
+        one.recorder.capturing = True
+        threading.Timer(0.5, setattr, (one.recorder, "capturing", False)).start()
+    answer = one.ask("second")
+    assert "error" not in answer
+    assert len(answer["launches"]) == 1
+
+
+def test_an_asker_outlasts_the_answer_that_there_is_none(rig: Callable[..., Rig]) -> None:
+    waits = inspect.signature(ask_row_states).parameters["timeout"].default
+    assert waits - 0.2 >= control.ANSWER_S + 2 * control.FILES_S, "seen by one look of the files, refused by another"
+    one = rig(rescue=True)
+    one.agent.library = "libabsent-cuda.so"
+    one.step()
+    until(lambda: "side stream" in one.said.features)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="gave no answer"):
+            ask_row_states(one.folder, one.agent.name)
+
+
+def test_a_step_that_has_ended_is_not_told_as_under_way(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv4_repro_agent.control.EVENTS_S", 60.0)
+    one = rig(rescue=False)
+    until_ready = time.monotonic()
+    one.step((1,) * 8)
+    until(lambda: "side stream" in one.said.features)
+    time.sleep(max(0.3 - (time.monotonic() - until_ready), 0.0))
+    assert one.ask()["stalled_s"] == 0.0
+
+
+def test_where_nothing_can_be_released_an_overdue_step_wakes_no_thread(rig: Callable[..., Rig]) -> None:
+    """A prefill of seconds on a build whose launcher is not known: nobody looks two hundred times a second for nothing."""
+    one = rig(rescue=True, vllm="0.20.0")
+    one.step()
+    until(lambda: "side stream" in one.said.features and one.recorder.stalled_for() > 0.2)
+    wakes: list[float] = []
+    inner = one.agent._wake.wait
+
+    def wait(timeout: float | None = None) -> bool:
+        wakes.append(time.monotonic())
+        return bool(inner(timeout))
+
+    one.agent._wake.wait = wait
+    time.sleep(1.5)
+    assert len(wakes) <= 5
+    assert one.agent.releases == 0
+
+
+def test_a_batch_after_the_launches_is_not_the_steps(tmp_path: Path) -> None:
+    """A dummy step of data parallelism pads a batch of its own while the last real step is still the newest one."""
+    ring = Ring(tmp_path, slots=16, rank=0, device=0, vllm="none", agent="test")
+    recorder = Recorder(Said(), lambda _: ring, lambda: None)
+    recorder._events = False
+    step = recorder.begin(SimpleNamespace(device=SimpleNamespace(index=0)), 1)
+    assert step is not None
+    mode = SimpleNamespace(name="FULL")
+    recorder.batch(requests=3, tokens=6, mode=mode, padded_requests=4, padded_tokens=8)
+    recorder.launched(step)
+    recorder.batch(requests=1, tokens=1, mode=SimpleNamespace(name="NONE"), padded_requests=1, padded_tokens=1)
+    recorder.returned(step)
+    (read,) = read_ring(ring.path).steps
+    assert (read.requests, read.tokens, read.padded_requests, read.padded_tokens, read.graph_mode) == (3, 6, 4, 8, "full")
+
+
+def test_two_pollers_beside_the_model_lose_no_end(tmp_path: Path) -> None:
+    """The model's thread and both of ours ask at once, events are used again: each step is seen to end, none before its time."""
+    ring = Ring(tmp_path, slots=4096, rank=0, device=0, vllm="none", agent="test")
+    recorder = Recorder(Said(), lambda _: ring, lambda: None)
+    made: list[Any] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.of = 0
+            made.append(self)
+
+        def record(self) -> None:
+            self.of = ring._count
+
+        def query(self) -> bool:
+            return self.of <= ended[0]
+
+    ended = [0]
+    recorder._torch = SimpleNamespace(cuda=SimpleNamespace(is_current_stream_capturing=lambda: False, Event=Event))
+    over, wrong = threading.Event(), []
+
+    def poll() -> None:
+        while not over.is_set():
+            recorder.poll(lambda event: 0 if event.query() else 600)
+
+    threads = [threading.Thread(target=poll) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    steps = []
+    try:
+        for number in range(1, 1500):
+            step = recorder.begin(SimpleNamespace(device=SimpleNamespace(index=0)), 1)
+            assert step is not None
+            recorder.launched(step)
+            steps.append(step)
+            wrong += [one.number for one in steps[-4:] if one.complete_ns and one.number > ended[0]]
+            ended[0] = max(number - 2, 0)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(10.0)
+    ended[0] = len(steps)
+    recorder.poll(lambda event: 0)
+    assert not wrong
+    assert all(step.complete_ns for step in steps)
+    assert len(made) < 20
+    assert len({id(event) for event in recorder._spare}) == len(recorder._spare)
+    assert all(step.finished for step in read_ring(ring.path).steps)

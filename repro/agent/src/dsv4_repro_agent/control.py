@@ -35,14 +35,20 @@ from .sidestream import SideStream, SideStreamBusyError, SideStreamError
 __all__ = ["Agent"]
 
 MAX_FILE = 64 << 10
-ANSWER_S = 1.5
+#: After so long a request that nobody could answer is told so: at a look of the files, and before the asker (2 s) gives up.
+ANSWER_S = 1.3
 #: How often the threads of files and of events look. Each look takes the interpreter from the model's thread for a moment.
 FILES_S, EVENTS_S = 0.2, 0.1
-#: How often the side stream's thread looks whether it is asked for something, where nothing wakes it.
-IDLE_S = 1.0
+#: How often the side stream's thread looks where nothing wakes it, and while it has something to do that it cannot do yet.
+IDLE_S, SOON_S = 1.0, 0.02
 #: A rescue works for so long before it looks at requests again.
 BURST_S = 2.0
 BLOCKED_S = 2.0
+
+
+def _mark(found: os.stat_result) -> tuple[int, int, int]:
+    """What a file that was read is known by. Times go in steps of some ms: an editor's empty file may have that of the full one."""
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 class Agent:
@@ -65,8 +71,8 @@ class Agent:
         self._status_at = 0.0
         self._answered: str | None = None
         self._asked_at = 0.0
-        self._control: tuple[int, int] | None = None
-        self._ask_seen: tuple[int, int] | None = None
+        self._control: tuple[int, int, int] | None = None
+        self._ask_seen: tuple[int, int, int] | None = None
         self._threads: list[threading.Thread] = []
         self.releasing = Releasing(
             said, recorder, guard, hooks, vllm=vllm, stall_s=settings.stall_s, entered=self._entered, stopped=self._stopped
@@ -191,15 +197,19 @@ class Agent:
         try:
             # Most looks end here: nothing is opened for a file that is not there or is known.
             seen = os.stat(path, follow_symlinks=False)
-            if (seen.st_mtime_ns, seen.st_ino) == getattr(self, memory):
+            if _mark(seen) == getattr(self, memory):
                 return None
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            # A link, or a file of root's alone: the other files are read and written all the same.
+            self.said.feature("control", False, f"{path.name} cannot be read: {error.strerror or error}")
+            return None
         try:
             # Five times a second inside a server: whatever lies there, a directory too, the descriptor is given back.
             found = os.fstat(fd)
-            mark = (found.st_mtime_ns, found.st_ino)
+            mark = _mark(found)
             if not stat.S_ISREG(found.st_mode) or mark == getattr(self, memory) or found.st_uid not in (os.getuid(), 0):
                 return None
             setattr(self, memory, mark)
@@ -285,11 +295,15 @@ class Agent:
 
     def _pause(self, *, ready: bool) -> float:
         """Seconds until the side stream's thread looks again, unless it is woken: when the oldest step would be overdue."""
-        if not ready:
-            return 0.02
-        if not self.settings.rescue:
+        # A request wakes it once: one that could not be answered then (a capture, a copy that is behind a kernel) still waits.
+        if not ready or self._ask is not None or self.recorder.capturing:
+            return SOON_S
+        if not self._may_rescue():
             return IDLE_S
         return min(max(self.settings.stall_s - self.recorder.overdue_for(), 0.005), max(self.settings.stall_s, 0.005))
+
+    def _may_rescue(self) -> bool:
+        return self.settings.rescue and zeroed_before_launch(self.vllm)[0]
 
     def _refuse(self, why: str) -> None:
         self._side_since = 0.0
@@ -308,7 +322,7 @@ class Agent:
         ask = self._ask
         if ask is not None:
             self._answer(ask, self.releasing.release(stream) if ask[1] else self.releasing.row_states(stream))
-        if self.settings.rescue and self.releasing.overdue(stream) and zeroed_before_launch(self.vllm)[0]:
+        if self._may_rescue() and self.releasing.overdue(stream):
             released, why = self.releasing.rescue(stream, BURST_S, "rescue")
             if not released:
                 if self.recorder.stalled_for() > 2.0:

@@ -103,7 +103,8 @@ class Recorder:
     def batch(self, *, requests: Any, tokens: Any, mode: Any, padded_requests: Any, padded_tokens: Any) -> None:
         """The batch descriptor; ``mode`` is the graph mode's enumeration member."""
         step = self.current
-        if step is None:
+        # After its launches another batch is none of its own: a dummy step of data parallelism, or the draft model's.
+        if step is None or step.launch_ns:
             return
         step.requests, step.tokens = _whole(requests), _whole(tokens)
         step.padded_requests = step.requests if padded_requests is None else _whole(padded_requests)

@@ -83,6 +83,7 @@ class Releasing:
                     "read_ns": time.monotonic_ns() - begun,
                 }
             )  # fmt: skip
+        self.recorder.poll(ask_of(stream.driver))  # the end of a step may not have been seen yet
         return {"launches": shown, "stalled_s": self.recorder.stalled_for()}
 
     def release(self, stream: SideStream) -> dict[str, Any]:
