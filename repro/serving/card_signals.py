@@ -128,10 +128,11 @@ class CardReader:
 
     def look(self) -> tuple[DeviceSample, ...]:
         """One sample of each card, in the order of their indices."""
+        # First: other cards need another set of events, and what lies in this one would go with it.
+        self._xids()
         wanted = self._wanted
         if wanted != self._named:
             self._choose(wanted)
-        self._xids()
         return tuple(sorted((self._one(card) for card in self._cards), key=lambda sample: sample.index))
 
     def learn(self, moving: bool) -> None:

@@ -52,6 +52,7 @@ class RingReader:
         self._clock = clock
         self._proc = proc
         self._listed = -1e9
+        self._listed_for: Mapping[int, Rank] | None = None
         self._paths: dict[int, tuple[Path, int]] = {}
         self._strangers = 0
         self._seen: dict[int, int] = {}
@@ -60,21 +61,21 @@ class RingReader:
     def retarget(self, ranks: Sequence[Rank]) -> None:
         """The server's ranks as they are known now, from any thread; what was learnt of a ring that stays is kept."""
         self._ranks = {rank.pid: rank for rank in ranks}
-        self._listed = -1e9
 
     def look(self) -> tuple[RankProgress, ...]:
         """One progress for each ring, by pid. Raises EvidenceError: no such folder, or no ring of a process that is alive here."""
         now = self._clock.monotonic()
-        if now - self._listed >= _LIST_S:
-            self._list()
-            self._listed = now
+        ranks = self._ranks  # another thread may replace them while the folder is listed
+        if ranks is not self._listed_for or now - self._listed >= _LIST_S:
+            self._list(ranks)
+            self._listed, self._listed_for = now, ranks
         found = [self._one(pid, path) for pid, (path, _) in sorted(self._paths.items())]
         if not found:
             why = "holds rings, none of a process that is alive here" if self._strangers else "holds no ring yet"
             raise EvidenceError(why, path=str(self._folder), help_text="Is the server started with DSV4_REPRO_AGENT=1?")
         return tuple(found)
 
-    def _list(self) -> None:
+    def _list(self, ranks: Mapping[int, Rank]) -> None:
         try:
             names = [path.name for path in self._folder.iterdir()][:_MOST_FILES]
         except OSError as error:
@@ -89,8 +90,7 @@ class RingReader:
                 continue
             pid, start = int(parts[0]), int(parts[1])
             alive = start_ticks(pid, self._proc)
-            known = self._ranks.get(pid)
-            if alive is None or (start and alive != start) or (self._ranks and known is None):
+            if alive is None or (start and alive != start) or (ranks and pid not in ranks):
                 self._strangers += 1
                 continue
             if len(paths) < _MOST_RINGS:
@@ -120,9 +120,11 @@ class RingReader:
             last = 0
         before = 0
         for step in contents.steps:
-            end = step.complete_ns or step.output_ns
-            if end is None or step.launch_ns is None:
+            # The event is asked for at the next step's begin or within a tenth of a second: the output may have come before.
+            ends = [time for time in (step.complete_ns, step.output_ns) if time is not None]
+            if not ends or step.launch_ns is None:
                 continue
+            end = min(ends)
             if step.number > last:
                 # What was launched behind a slow step waited for it: its own time begins when the one before ended.
                 begin = max(step.launch_ns, before)

@@ -23,6 +23,8 @@ LATE_S = 60.0
 LEAST_S = 2.0
 _SHARE = 100.0
 _CORE = ("api", "engine", "worker")
+#: What is known of a server in these states is what its evidence is of.
+_EVIDENCE = ("hung", "exited", "crashed")
 
 
 def complete(target: ServerTarget) -> bool:
@@ -106,12 +108,16 @@ class Renewal:
         """The server as it is known now."""
         now = self._clock.monotonic()
         with self._lock:
-            if self._state in ("hung", "exited", "crashed") or now < max(self._due, self._least):
+            if self._state in _EVIDENCE or now < max(self._due, self._least):
                 return self._target
             # Before the question: a change that is told meanwhile is not lost.
             self._due = float("inf")
         try:
-            self._target = renewed(self._target, self._find(self._target))
+            found = self._find(self._target)
+            with self._lock:
+                # It may have been called hung while it was looked up.
+                if self._state not in _EVIDENCE:
+                    self._target = renewed(self._target, found)
         finally:
             done = self._clock.monotonic()
             with self._lock:

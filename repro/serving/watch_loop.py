@@ -37,9 +37,15 @@ ALL_CARDS_S = WatchLimits().differ_s
 _ENDED = ("exited", "crashed")
 
 
-def _identity(target: ServerTarget) -> tuple[object, ...]:
-    """Which processes a server is; nothing for one on another machine."""
-    return (target.api_pid, target.engine_pids, tuple((rank.pid, rank.start_ticks) for rank in target.ranks))
+def _left_of(found: ServerTarget, ended: ServerTarget | None) -> bool:
+    """Whether what was found is all that is left of a server that ended: its API process, and no process that it did not have."""
+    if ended is None or found.api_pid is None or found.api_pid != ended.api_pid:
+        return False
+    began = {rank.pid: rank.start_ticks for rank in ended.ranks}
+    had = {found.api_pid, *ended.engine_pids, *began, *ended.tree}
+    return had >= {*found.engine_pids, *(rank.pid for rank in found.ranks)} and all(
+        began.get(rank.pid, rank.start_ticks) == rank.start_ticks for rank in found.ranks
+    )
 
 
 def autopsy_of(log: Path) -> str:
@@ -98,8 +104,10 @@ class WatchLoop:
         self._had_server = False
         self._handled = False
         self._last: Assessment | None = None
-        self._ended: tuple[object, ...] | None = None
+        self._ended: ServerTarget | None = None
         self._ended_at = 0.0
+        #: Releases by each worker's recorder, as it was last read.
+        self._counted: dict[int, int] = {}
         self._guess_told = False
 
     @property
@@ -185,13 +193,17 @@ class WatchLoop:
             self._say(f"{before} -> {assessment.state}{why}", follow, style="note" if first else style)
 
     def _released(self, snapshot: Snapshot) -> int | None:
-        """Releases by the agents' own count; a new one is said."""
-        before = self.state.releases
-        if not snapshot.progress:
-            return before
-        now = sum(item.releases for item in snapshot.progress)
-        if before is not None and now > before:
-            self._say(f"the agent released {now - before} wait(s): {now} since the workers started", style="note")
+        """Releases by the agents' own count; a new one is said. A recorder that is read for the first time, or again, tells of the
+        time before."""
+        counts = {item.pid: item.releases for item in snapshot.progress if not item.error}
+        if not counts:
+            return self.state.releases
+        more = sum(max(count - self._counted.get(pid, count), 0) for pid, count in counts.items())
+        shown = {item.pid for item in snapshot.progress}
+        self._counted = {pid: count for pid, count in self._counted.items() if pid in shown} | counts
+        now = sum(self._counted.values())
+        if more:
+            self._say(f"the agent released {more} wait(s): {now} since the workers started", style="note")
         return now
 
     def _hand_over(self, snapshot: Snapshot, assessment: Assessment) -> None:
@@ -218,7 +230,7 @@ class WatchLoop:
         target = self._find()
         if target is None:
             return
-        same = target.api_pid is not None and _identity(target) == self._ended
+        same = _left_of(target, self._ended)
         if same and now - self._ended_at < SAME_S:
             return
         self._target = target
@@ -240,11 +252,12 @@ class WatchLoop:
 
     def _leave(self, *, count_restart: bool) -> None:
         if count_restart and self._target is not None:
-            self._ended, self._ended_at = _identity(self._target), self._clock.monotonic()
+            self._ended, self._ended_at = self._target, self._clock.monotonic()
         observer, self._observer, self._target = self._observer, None, None
         if observer is not None:
             observer.stop()
         self._recent.clear()
+        self._counted = {}
         self._find_at = None if not count_restart else self._clock.monotonic()
         if not count_restart:
             self._had_server = False

@@ -133,3 +133,23 @@ def test_a_look_that_fails_is_made_again_and_what_was_known_stays() -> None:
     asked.error = None
     asked.run(renewal, 20.0, "starting")
     assert renewal.look() == WHOLE
+
+
+@pytest.mark.parametrize("state", ["hung", "exited", "crashed"])
+def test_an_answer_that_comes_when_it_hangs_already_is_not_taken(state: str) -> None:
+    """The evidence of a hang is of the processes and cards that its verdict rested on."""
+    clock = FakeClock()
+
+    def found(_: ServerTarget) -> ServerTarget:
+        renewal.told(state)
+        return WHOLE
+
+    renewal = Renewal(NO_CARD, found, clock=clock)
+    clock.advance(10.0)
+    assert renewal.look() == NO_CARD
+    clock.advance(100.0)
+    assert renewal.look() == NO_CARD
+    renewal.told("healthy")
+    renewal._find = lambda known: WHOLE
+    clock.advance(3.0)
+    assert renewal.look() == WHOLE, "once it moves again it is looked up"

@@ -266,6 +266,42 @@ def test_a_released_hang_teaches_nothing(writer: Any, tmp_path: Path) -> None:
     assert one.healthy_s == pytest.approx(0.01)
 
 
+def test_a_step_took_until_its_output_and_not_until_somebody_asked_for_its_event(writer: Any, tmp_path: Path) -> None:
+    """Where no step follows, the event is asked for within a tenth of a second: that is no part of a healthy step."""
+    ring = writer.Ring(tmp_path, slots=64, rank=0, device=0, vllm="x", agent="1")
+    reader = RingReader(tmp_path)
+    cursor = time.monotonic_ns() - 10 * 10**9
+    for _ in range(20):
+        step = ring.begin(1)
+        step.graph_mode, step.launch_ns, step.record_ns = 2, cursor, cursor
+        step.output_ns, step.complete_ns = cursor + 10**7, cursor + 10**8
+        ring.write(step)
+        cursor += 3 * 10**8
+        reader.look()
+    step = ring.begin(1)
+    step.graph_mode, step.launch_ns, step.record_ns = 2, cursor, cursor
+    ring.write(step)
+    (one,) = reader.look()
+    assert one.healthy_s == pytest.approx(0.01)
+
+
+def test_workers_that_are_named_while_the_folder_is_listed_are_looked_for_at_once(writer: Any, tmp_path: Path) -> None:
+    writer.Ring(tmp_path, slots=64, rank=0, device=0, vllm="x", agent="1")
+    clock = FakeClock()
+
+    class Folder(type(tmp_path)):  # type: ignore[misc]
+        def iterdir(self) -> Any:
+            names = list(super().iterdir())
+            reader.retarget((Rank(os.getpid(), 4, 0),))
+            return iter(names)
+
+    reader = RingReader(Folder(tmp_path), (Rank(1, 0, 0),), clock=clock)
+    with pytest.raises(EvidenceError, match="none of a process that is alive here"):
+        reader.look()
+    clock.advance(0.25)
+    assert [one.pid for one in reader.look()] == [os.getpid()]
+
+
 def test_a_step_whose_end_nobody_can_see_is_not_unfinished(writer: Any, tmp_path: Path) -> None:
     """No event was recorded and no thread waits for its output: it may have ended long ago."""
     ring = writer.Ring(tmp_path, slots=64, rank=0, device=0, vllm="x", agent="1")
@@ -392,6 +428,26 @@ def test_cards_busy_level_others_and_xids() -> None:
     module.events = [SimpleNamespace(eventType=8, eventData=79, device=1), SimpleNamespace(eventType=1, eventData=5, device=1)]
     (sample,) = reader.look()
     assert sample.xids == (79,)
+    reader.close()
+
+
+def test_an_xid_that_came_just_before_other_cards_are_looked_at_is_not_lost() -> None:
+    """The server is looked up anew when it becomes suspect, which a fault makes it."""
+    module, clock = Pynvml(), FakeClock(50.0)
+    made: list[str] = []
+
+    def anew() -> str:
+        made.append("set")
+        return f"set {len(made)}"
+
+    module.nvmlEventSetCreate = anew  # type: ignore[attr-defined]
+    module.nvmlEventSetFree = lambda _: module.events.clear()  # type: ignore[attr-defined]
+    reader = CardReader((Rank(100, 0, 1, gpu_uuid="GPU-1"),), lambda: {100}, nvml=Nvml(module), clock=clock)
+    reader.look()
+    module.events = [SimpleNamespace(eventType=8, eventData=79, device=1)]
+    reader.retarget((Rank(100, 0, 1, gpu_uuid="GPU-1"), Rank(101, 1, 1, gpu_uuid="GPU-0")))
+    assert [(one.index, one.xids) for one in reader.look()] == [(0, ()), (1, (79,))]
+    assert len(made) == 2
     reader.close()
 
 

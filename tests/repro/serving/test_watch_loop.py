@@ -7,9 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import RunStoreError
-from dsv4_repro.repro.serving.records import CARDS_GUESSED, Assessment, Blind, Rank, ServerState, ServerTarget, Snapshot
+from dsv4_repro.repro.serving.records import (
+    CARDS_GUESSED,
+    Assessment,
+    Blind,
+    Rank,
+    RankProgress,
+    ServerState,
+    ServerTarget,
+    Snapshot,
+)
 from dsv4_repro.repro.serving.watch_loop import RECENT_LINES, Hang, WatchLoop
 
 TARGET = ServerTarget("http://127.0.0.1:8000", api_pid=7, engine_pids=(8,), ranks=(Rank(9, 0, 1),))
@@ -155,6 +166,43 @@ def test_an_ended_server_whose_api_process_lingers_is_not_a_new_one() -> None:
     loop.run(until=_until(clock, 100))
     assert loop.state.restarts == 1
     assert script.started == 2
+
+
+@pytest.mark.parametrize(
+    ("left", "restarts"),
+    [
+        (replace(TARGET, engine_pids=(), ranks=()), 0),  # the API process alone, as it shuts down
+        (replace(TARGET, ranks=()), 0),
+        (replace(TARGET, ranks=(Rank(8, 0, 3),)), 0),  # its engine still holds the card
+        (replace(TARGET, ranks=(Rank(9, 0, 2),)), 1),  # the worker's pid, begun anew
+        (replace(TARGET, engine_pids=(18,), ranks=()), 1),  # the same pid in a new container, another engine
+    ],
+)
+def test_what_is_left_of_an_ended_server_is_not_a_new_one(left: ServerTarget, restarts: int) -> None:
+    clock = FakeClock()
+    script = Script(clock, lambda t: "healthy" if t < 20 or t >= 30 else "crashed")
+    script.find = lambda: TARGET if clock.monotonic() < 20 else left  # type: ignore[method-assign]
+    loop = script.loop()
+    loop.run(until=_until(clock, 60))
+    assert loop.state.restarts == restarts
+    assert script.started == 1 + restarts
+
+
+def test_releases_are_those_that_came_while_it_was_looked_at() -> None:
+    """A recorder that is read late, or again after it could not be read, has released nothing just now."""
+    clock = FakeClock()
+    script = Script(clock, lambda t: "healthy")
+    loop = script.loop()
+    a, b = RankProgress(9, 0.0, releases=2), RankProgress(10, 0.0, releases=40)
+    torn = RankProgress(9, 0.0, error="cannot be read")
+    seen = [(a,), (a, b), (torn, b), (a, b), (replace(a, releases=3), b), ()]
+    told = []
+    for progress in seen:
+        script.said.clear()
+        told.append(loop._released(Snapshot(0.0, progress=progress)))
+        loop._set(releases=told[-1])
+        assert any("released" in line for line in script.said) == (progress == seen[4])
+    assert told == [2, 42, 42, 42, 43, 43]
 
 
 def test_one_that_was_taken_for_ended_is_looked_at_again() -> None:
