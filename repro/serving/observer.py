@@ -235,6 +235,7 @@ class Observer:
         else:
             self._process_reader.retarget(target)
         processes, known = self._process_reader, self._sources
+        pids = processes.pids
         if target.base_url and "metrics" not in known:
             metrics = MetricsReader(target.base_url, timeout_s=2.0, clock=clock)
             self._add("metrics", lambda: metrics.look, periods.metrics, 3.0 * periods.metrics + 2.0)
@@ -242,9 +243,9 @@ class Observer:
             log = self._log_reader = LogReader(target.log_path, clock=clock)
             self._add("log", lambda: log.look, periods.log, 6.0 * periods.log + 2.0)
         if self._ring_reader is not None:
-            self._ring_reader.retarget(target.ranks)
+            self._ring_reader.retarget(target.ranks, pids)
         elif target.agent_folder is not None:
-            rings = self._ring_reader = RingReader(target.agent_folder, target.ranks, clock=clock, proc=self._proc)
+            rings = self._ring_reader = RingReader(target.agent_folder, target.ranks, pids=pids, clock=clock, proc=self._proc)
             self._add("rings", lambda: rings.look, periods.rings, 2.0)
         seen = target.tree or target.ranks or target.api_pid is not None or target.engine_pids
         if seen and "processes" not in known:

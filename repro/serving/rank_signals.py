@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ...clock import SYSTEM, Clock
@@ -41,41 +41,53 @@ class _Durations:
 
 
 class RingReader:
-    """Of the rings in ``folder`` whose process is alive here; ``ranks``: those of the server, all if empty.
+    """Of the rings in ``folder`` whose process is alive here: those of the server's ``ranks``; while none is known, those of its
+    processes ``pids``; all, where no process of it is known either. Servers of one user share a folder.
 
     A ring of a dead process is left out: its last step never ended, and that means nothing.
     """
 
-    def __init__(self, folder: Path, ranks: Sequence[Rank] = (), *, clock: Clock = SYSTEM, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Sequence[Rank] = (),
+        *,
+        pids: Collection[int] = (),
+        clock: Clock = SYSTEM,
+        proc: Path = Path("/proc"),
+    ) -> None:
         self._folder = folder
-        self._ranks: Mapping[int, Rank] = {rank.pid: rank for rank in ranks}
+        self._ranks: Mapping[int, Rank] = {}
+        self._own: frozenset[int] = frozenset()
         self._clock = clock
         self._proc = proc
         self._listed = -1e9
-        self._listed_for: Mapping[int, Rank] | None = None
+        self._listed_for: frozenset[int] | None = None
         self._paths: dict[int, tuple[Path, int]] = {}
         self._strangers = 0
         self._seen: dict[int, int] = {}
         self._healthy: dict[tuple[int, str], _Durations] = {}
+        self.retarget(ranks, pids)
 
-    def retarget(self, ranks: Sequence[Rank]) -> None:
-        """The server's ranks as they are known now, from any thread; what was learnt of a ring that stays is kept."""
+    def retarget(self, ranks: Sequence[Rank], pids: Collection[int] = ()) -> None:
+        """The server's processes as they are known now, from any thread; what was learnt of a ring that stays is kept."""
         self._ranks = {rank.pid: rank for rank in ranks}
+        self._own = frozenset(self._ranks or pids)
 
     def look(self) -> tuple[RankProgress, ...]:
         """One progress for each ring, by pid. Raises EvidenceError: no such folder, or no ring of a process that is alive here."""
         now = self._clock.monotonic()
-        ranks = self._ranks  # another thread may replace them while the folder is listed
-        if ranks is not self._listed_for or now - self._listed >= _LIST_S:
-            self._list(ranks)
-            self._listed, self._listed_for = now, ranks
+        own = self._own  # another thread may replace them while the folder is listed
+        if own != self._listed_for or now - self._listed >= _LIST_S:
+            self._list(own)
+            self._listed, self._listed_for = now, own
         found = [self._one(pid, path) for pid, (path, _) in sorted(self._paths.items())]
         if not found:
             why = "holds rings, none of a process that is alive here" if self._strangers else "holds no ring yet"
             raise EvidenceError(why, path=str(self._folder), help_text="Is the server started with DSV4_REPRO_AGENT=1?")
         return tuple(found)
 
-    def _list(self, ranks: Mapping[int, Rank]) -> None:
+    def _list(self, own: frozenset[int]) -> None:
         try:
             names = [path.name for path in self._folder.iterdir()][:_MOST_FILES]
         except OSError as error:
@@ -90,7 +102,7 @@ class RingReader:
                 continue
             pid, start = int(parts[0]), int(parts[1])
             alive = start_ticks(pid, self._proc)
-            if alive is None or (start and alive != start) or (ranks and pid not in ranks):
+            if alive is None or (start and alive != start) or (own and pid not in own):
                 self._strangers += 1
                 continue
             if len(paths) < _MOST_RINGS:

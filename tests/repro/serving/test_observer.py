@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -80,6 +81,33 @@ def test_an_observer_of_nothing_is_starting_and_names_what_it_lacks() -> None:
     assert latest is not None
     assert latest[1].state == "starting"
     assert observer.stop()
+
+
+def test_a_server_that_starts_beside_one_that_hangs_is_not_called_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both belong to one user and share the agent's folder; the one that starts has no worker yet."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "repro" / "agent" / "src"))
+    from dsv4_repro_agent.ring import Ring
+
+    neighbour = Ring(tmp_path, slots=64, rank=0, device=0, vllm="x", agent="1")
+    step = neighbour.begin(1)
+    step.graph_mode, step.launch_ns, step.record_ns = 2, time.monotonic_ns() - 60 * 10**9, time.monotonic_ns() - 60 * 10**9
+    neighbour.write(step)
+    neighbour.beat()
+    with subprocess.Popen(["sleep", "60"]) as starts:
+        target = ServerTarget(None, api_pid=starts.pid, tree={starts.pid: "api"}, agent_folder=tmp_path)
+        observer = Observer(target, cards=False, periods=Periods(judge=0.02))
+        observer.start()
+        try:
+            for _ in range(20):
+                time.sleep(0.1)
+                neighbour.beat()
+            latest = observer.latest()
+        finally:
+            assert observer.stop()
+            starts.kill()
+    assert latest is not None
+    assert latest[1].state == "starting"
+    assert latest[0].progress == ()
 
 
 def test_a_timeline_that_cannot_be_written_does_not_blind_it() -> None:

@@ -302,6 +302,21 @@ def test_workers_that_are_named_while_the_folder_is_listed_are_looked_for_at_onc
     assert [one.pid for one in reader.look()] == [os.getpid()]
 
 
+def test_a_neighbours_ring_in_the_folder_of_all_servers_of_a_user_is_not_the_servers(writer: Any, tmp_path: Path) -> None:
+    """A server that starts has no worker yet; the ring of another one that serves, or hangs, says nothing of it."""
+    writer.Ring(tmp_path, slots=64, rank=0, device=0, vllm="x", agent="1")
+    reader = RingReader(tmp_path, pids={1, 2})
+    with pytest.raises(EvidenceError, match="none of a process"):
+        reader.look()
+    reader.retarget((), {1, os.getpid()})  # it computes in its engine
+    assert [one.pid for one in reader.look()] == [os.getpid()]
+    reader.retarget((Rank(1, 0, 0),), {1, os.getpid()})
+    with pytest.raises(EvidenceError, match="none of a process"):
+        reader.look()
+    reader.retarget(())  # a URL alone: no process of it is seen
+    assert [one.pid for one in reader.look()] == [os.getpid()]
+
+
 def test_a_step_whose_end_nobody_can_see_is_not_unfinished(writer: Any, tmp_path: Path) -> None:
     """No event was recorded and no thread waits for its output: it may have ended long ago."""
     ring = writer.Ring(tmp_path, slots=64, rank=0, device=0, vllm="x", agent="1")
