@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,11 @@ class AgentCounters:
     averted: int
 
 
-def agent_counters(folder: Path | None, pids: Collection[int]) -> AgentCounters | None:
-    """From the status files of ``pids`` in ``folder``; None where none of them says anything (an older agent, or none)."""
+def agent_counters(folder: Path | None, pids: Collection[int], began: Mapping[int, int] | None = None) -> AgentCounters | None:
+    """From the status files of ``pids`` in ``folder``; None where none of them says anything (an older agent, or none).
+
+    ``began``: start ticks by pid, where known: in a container pids come again, and what another process left is not counted.
+    """
     if folder is None:
         return None
     try:
@@ -37,8 +40,11 @@ def agent_counters(folder: Path | None, pids: Collection[int]) -> AgentCounters 
     sums = dict.fromkeys(("releases", "rescues", "guarded_builds", "averted_lengths"), 0)
     found = False
     for name in names:
-        pid = name.removeprefix("status-").partition("-")[0]
+        pid, _, ticks = name.removeprefix("status-").removesuffix(".json").partition("-")
         if not (pid.isascii() and pid.isdigit() and int(pid[:18]) in pids):
+            continue
+        start = (began or {}).get(int(pid[:18]), 0)
+        if start and ticks not in (str(start), "0"):
             continue
         try:
             counters = read_document(folder / name).get("counters")

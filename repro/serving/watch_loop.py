@@ -176,7 +176,8 @@ class WatchLoop:
             reason=assessment.reasons[0] if assessment.reasons else "",
             releases=self._released(snapshot),
         )
-        counted = agent_counters(self._target.agent_folder, {rank.pid for rank in self._target.ranks}) if self._target else None
+        began = {rank.pid: rank.start_ticks for rank in self._target.ranks} if self._target else {}
+        counted = agent_counters(self._target.agent_folder, set(began), began) if self._target else None
         if counted is not None:
             self._set(rescues=counted.rescues, averted=counted.averted)
         guessed = next((item.why for item in snapshot.blind if item.signal == CARDS_GUESSED), "")

@@ -23,3 +23,14 @@ def test_nothing_said_is_not_0(tmp_path: Path) -> None:
     (tmp_path / "status-2-1.json").write_text(json.dumps({"counters": [1]}))
     (tmp_path / "status-x-1.json").write_text("{}")
     assert agent_counters(tmp_path, {1, 2}) is None
+
+
+def test_what_an_earlier_process_of_the_same_pid_left_is_not_counted(tmp_path: Path) -> None:
+    counters = {"releases": 4, "rescues": 1, "guarded_builds": 90, "averted_lengths": 7}
+    (tmp_path / "status-10-100.json").write_text(json.dumps({"counters": counters}))
+    (tmp_path / "status-10-900.json").write_text(json.dumps({"counters": {**counters, "rescues": 0}}))
+    assert agent_counters(tmp_path, {10}, {10: 900}) == AgentCounters(4, 0, 90, 7)
+    assert agent_counters(tmp_path, {10}, {10: 500}) is None
+    both = agent_counters(tmp_path, {10}, {10: 0})
+    assert both is not None, "when it began is not known"
+    assert both.releases == 8
