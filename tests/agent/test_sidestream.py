@@ -715,3 +715,17 @@ def test_two_pollers_beside_the_model_lose_no_end(tmp_path: Path) -> None:
     assert len(made) < 20
     assert len({id(event) for event in recorder._spare}) == len(recorder._spare)
     assert all(step.finished for step in read_ring(ring.path).steps)
+
+
+def test_a_rescue_that_sees_no_steps_is_not_called_armed(rig: Callable[..., Rig]) -> None:
+    one = rig(rescue=True)
+    one.step((1,) * 8)
+    path = one.folder / f"status-{one.agent.name}.json"
+
+    def armed() -> dict[str, bool]:
+        found: dict[str, bool] = json.loads(path.read_text())["armed"] if path.exists() else {}
+        return found
+
+    until(lambda: armed() == {"recorder": True, "guard": False, "rescue": True})
+    one.recorder.step_aside("launch", RuntimeError("something new"))
+    until(lambda: armed() == {"recorder": False, "guard": False, "rescue": False})

@@ -234,7 +234,8 @@ class Agent:
                 "armed": {
                     "recorder": self.recorder.armed and not self.recorder.broken,
                     "guard": self.guard.active,
-                    "rescue": self.settings.rescue,
+                    # Without steps it does not know which of them is overdue.
+                    "rescue": self.settings.rescue and self.recorder.armed and not self.recorder.broken,
                 },
                 "releases": self.releases,
                 "counters": {
