@@ -18,7 +18,8 @@
     │   ├── ToolMissingError      cuda-gdb, py-spy, nvdisasm … not found
     │   ├── PtraceDeniedError     the kernel refuses ptrace
     │   ├── DownloadError         an index or a URL cannot be reached, or gave something else
-    │   └── ServerError           a server that cannot be started or reached
+    │   ├── ServerError           a server that cannot be started or reached
+    │   └── SeveralServersError   several servers fit, and none was named
     ├── InconclusiveError     5   the work ended without an answer
     │   ├── DeadlineError         a step ran past its own deadline
     │   ├── UnknownInstructionError   machine code without semantics here: never guessed
@@ -30,6 +31,8 @@ Every leaf says what was not possible (``str(error)``) and, in ``help_text``, wh
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 __all__ = [
     "BudgetError",
@@ -50,6 +53,7 @@ __all__ = [
     "ReproError",
     "RunStoreError",
     "ServerError",
+    "SeveralServersError",
     "ToolMissingError",
     "TranscriptError",
     "UnavailableError",
@@ -164,6 +168,17 @@ class DownloadError(UnavailableError):
 
 class ServerError(UnavailableError):
     """A server that cannot be started or reached."""
+
+
+class SeveralServersError(UnavailableError):
+    """Several servers fit, and none was named. ``pids``: one of each."""
+
+    help_text = "Name one by its pid."
+
+    def __init__(self, message: str, pids: Sequence[int] = (), *, help_text: str | None = None) -> None:
+        listed = f"Name one by its pid: {', '.join(map(str, pids[:8]))}" if pids else None
+        super().__init__(message, help_text=help_text or listed)
+        self.pids = tuple(pids)
 
 
 class InconclusiveError(ReproError):

@@ -14,6 +14,7 @@ from .atomic import keep_document
 from .console import Screen
 from .exits import STATUS
 from .options import Common
+from .server_names import asked_by
 
 __all__ = ["run_ask", "run_install", "run_show"]
 
@@ -44,7 +45,7 @@ def run_show(common: Common, *, folder: Path | None) -> int:
     return STATUS[document.outcome]
 
 
-def _folder(given: Path | None) -> Path:
+def _folder(given: Path | None, verb: str = "agent show") -> Path:
     """The folder that was named, or that of the server whose pid was; without either the usual one. UnavailableError: no such
     server, or no agent in it."""
     if given is None:
@@ -55,7 +56,8 @@ def _folder(given: Path | None) -> Path:
     from .serving.permission import as_root, closed
     from .serving.ranks import find_named
 
-    target = find_named(int(text[:18]))
+    with asked_by(verb):
+        target = find_named(int(text[:18]))
     if target.agent_folder is None and (names := closed(target.unread)):
         raise UnavailableError(
             f"whether the server of process {text} has an agent cannot be told: {names[0]} is closed to this user",
@@ -71,7 +73,7 @@ def _folder(given: Path | None) -> Path:
 
 def run_ask(common: Common, *, folder: Path | None, pid: int | None) -> int:
     """Exit status 0: answered."""
-    where = _folder(folder)
+    where = _folder(folder, "agent ask")
     name = the_one_alive(where, pid)
     states = ask_row_states(where, name, timeout=common.timeout or 2.0)
     lines = [*row_state_lines(states), f"next: dsv4-repro why {name.partition('-')[0]}"]

@@ -12,6 +12,7 @@ from ..errors import EvidenceError
 from ..forensics.collect.process_table import read_environment
 from .agent_show import AgentRank, read_agents
 from .doctor import Check
+from .server_names import asked_by
 from .serving.records import ServerTarget
 
 __all__ = ["WorkerSettings", "armed_checks", "armed_of", "judge_worker"]
@@ -129,4 +130,6 @@ def armed_of(pid: int, *, clock: Clock = SYSTEM) -> Sequence[Check]:
     """The checks of the server that the process belongs to. UnavailableError: no such process."""
     from .serving.ranks import find_named
 
-    return armed_checks(find_named(pid, clock=clock))
+    with asked_by("doctor --pid"):
+        target = find_named(pid, clock=clock)
+    return armed_checks(target)

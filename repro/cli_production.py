@@ -78,7 +78,8 @@ def register(app: typer.Typer) -> None:
         On a hang: a run directory with evidence, diagnosis and report, the command, the webhook; once for each hang. Lives on when
         the server restarts.
 
-        Exit status: with --once 3 a hang, 0 fine, 4 it has ended, 5 not decided; else 130 after Ctrl-C.
+        Exit status: with --once 3 a hang, 0 fine, 4 it has ended, 5 not decided; else 130 after Ctrl-C. 5 at once where there is no
+        such PID, or several servers are here and none is named.
         """
         from .watch_verb import WatchFlags, run_watch
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..clock import SYSTEM, Clock
-from ..errors import EvidenceError, UnavailableError, UsageError
+from ..errors import EvidenceError, SeveralServersError, UnavailableError, UsageError
 from .console import printable
+from .server_names import asked_by, http_address
 from .serving.liveness import Liveness, by_counters, by_recorders, default_state_path, read_state, write_state
 from .serving.questions import Question
 from .serving.recorded_ranks import recorded_ranks
@@ -33,14 +35,25 @@ def _boot() -> str:
         return ""
 
 
-def _folder(agent_dir: Path | None, pid: int | None, clock: Clock) -> tuple[Path | None, str | None, frozenset[int] | None]:
-    """(folder of recorders, the server's URL, its workers) as far as a PID tells."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked of a server, as far as flags and a PID tell. ``doubt``: that the process is not seen to be one; "" else."""
+
+    folder: Path | None
+    url: str | None = None
+    workers: frozenset[int] | None = None
+    doubt: str = ""
+
+
+def _asked(agent_dir: Path | None, pid: int | None, clock: Clock) -> _Asked:
     if pid is None:
-        return agent_dir, None, None
+        return _Asked(agent_dir)
     from .serving.ranks import find_named
 
     target = find_named(pid, clock=clock)
-    return agent_dir or target.agent_folder, target.base_url, frozenset(rank.pid for rank in target.ranks) or None
+    doubt = next((item.why.partition(": its tree")[0] for item in target.unread if item.what == "the server"), "")
+    workers = frozenset(rank.pid for rank in target.ranks) or None
+    return _Asked(agent_dir or target.agent_folder, target.base_url, workers, doubt)
 
 
 def _recorders(folder: Path, workers: frozenset[int] | None, max_stall: float, clock: Clock) -> Liveness:
@@ -75,12 +88,17 @@ def _counters(url: str, pid: int | None, state: Path | None, max_stall: float, c
 
 def _look(max_stall: float, pid: int | None, url: str | None, agent_dir: Path | None, state: Path | None, clock: Clock) -> Liveness:
     try:
-        folder, found_url, workers = _folder(agent_dir, pid, clock)
-        seen = _recorders(folder, workers, max_stall, clock) if folder is not None else Liveness("unknown", "no recorder")
-        where = url or found_url
-        if seen.state != "unknown" or where is None:
-            return seen
-        return _counters(where, pid, state, max_stall, clock)
+        with asked_by("probe --pid"):
+            asked = _asked(agent_dir, pid, clock)
+        where = url or asked.url
+        nothing = Liveness("unknown", "no recorder, and its URL is not known (--url)")
+        seen = _recorders(asked.folder, asked.workers, max_stall, clock) if asked.folder is not None else nothing
+        if seen.state == "unknown" and where is not None:
+            seen = _counters(where, pid, state, max_stall, clock)
+        # "No recorder" of a process that is no server would send the reader looking for one.
+        return replace(seen, text=f"{asked.doubt}; {seen.text}") if asked.doubt and seen.state == "unknown" else seen
+    except SeveralServersError as error:
+        return Liveness("unknown", f"{error}. {error.help_text}")
     except UnavailableError as error:
         return Liveness("unknown", str(error))
 
@@ -111,6 +129,7 @@ def run_probe(
         raise UsageError(
             "nothing to probe", help_text="dsv4-repro probe --max-stall 60 --url http://127.0.0.1:8000 (or --pid, --agent-dir)"
         )
+    url = http_address(url, "--url") if url is not None else None
     found = _look(max_stall, pid, url, agent_dir, state, clock)
     status = _STATUS[found.state]
     text = printable(f"{found.state}: {found.text}")

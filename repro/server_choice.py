@@ -17,6 +17,7 @@ from ..kernels.plan import DeviceDescription, vector_width
 from ..scenarios.drain import DrainPlan
 from .device_probe import describe_gpu
 from .kernel_choice import ChosenKernel
+from .server_names import http_address
 from .serving.completion_stream import shown_url
 from .serving.engine_flags import EngineFacts, facts_of, parse_flags, plan_with
 from .serving.installed_engine import EngineInstall, engine_install, engine_kernel
@@ -74,11 +75,7 @@ def running_server(plan: DrainPlan, server: ServerFlags) -> ServerChoice:
     from .serving.live_build import read_arguments
     from .serving.ranks import find_server
 
-    url = (server.url or "").rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"--url {url.rpartition('@')[2][:120]}: not an HTTP address", help_text="For example --url http://127.0.0.1:8000"
-        )
+    url = http_address(server.url or "", "--url").rstrip("/")
     key = os.environ.get("VLLM_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     target = find_server(url)

@@ -17,6 +17,7 @@ from ..clock import SYSTEM, Clock
 from ..errors import RefusedError, ReproError, UnavailableError, UsageError
 from .console import Screen, printable, wrap
 from .options import Common
+from .server_names import http_address
 
 if TYPE_CHECKING:
     from .serving.completions import FillerRequests
@@ -77,12 +78,8 @@ def _target(named: str | None, url: str | None, agent_folder: Path | None, clock
         named = str(api_pid_of_run(Path(named)))
     changes: dict[str, Any] = {}
     if url is not None:
-        changes["base_url"] = shown_url(url)
-        if not changes["base_url"]:
-            raise UsageError(
-                f"--url {url.rpartition('@')[2][:120]}: not an HTTP address", help_text="For example --url http://127.0.0.1:8000"
-            )
-    target = find_one(named, clock)
+        changes["base_url"] = shown_url(http_address(url, "--url"))
+    target = find_one(named, clock, verb="unwedge")
     if agent_folder is not None:
         changes["agent_folder"] = agent_folder
     return dataclasses.replace(target, **changes)

@@ -14,10 +14,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import RunStoreError, UnavailableError, UsageError
+from ..errors import RunStoreError, SeveralServersError, UnavailableError, UsageError
 from ..forensics.collect.process_table import start_ticks
 from ..reports import paths
 from .console import Screen, printable
+from .server_names import asked_by, http_address
 from .serving.canary import CanaryAnswer, completion_canary
 from .serving.exporter import Exporter, parse_listen
 from .serving.hang_actions import WEBHOOK_SCHEMA, HangCommand, checked_webhook
@@ -37,6 +38,8 @@ __all__ = ["WatchFlags", "run_watch"]
 
 ONCE_S = 60.0
 _INDENT = "  "
+#: How several servers are told apart here.
+_ASKED = ("watch --pid", "  (or by its URL: --url)")
 #: ``--once``: healthy for so long is decided, seconds.
 SETTLED_S = 3.0
 #: A diagnosis is read back for ``--json`` up to this size, bytes.
@@ -73,6 +76,8 @@ class _Finder:
             self._url = url.rstrip("/").removesuffix("/v1")
         self._ticks = start_ticks(pid) if pid is not None else None
         self.why = self.help_text = ""
+        #: Several servers are here and none was named: which is meant, no further look will tell.
+        self.several = False
         #: The server that was found last.
         self.last: ServerTarget | None = None
 
@@ -88,20 +93,24 @@ class _Finder:
             self.help_text = ""
         elif self._pid is None and self._url is None:
             names = [None]
+        self.several = False
         for named in names:
             try:
-                target = find_named(named, clock=self._clock)
+                with asked_by(*_ASKED):
+                    target = find_named(named, clock=self._clock)
             except UnavailableError as error:
                 self.why, self.help_text = str(error), error.help_text
+                self.several = isinstance(error, SeveralServersError)
                 continue
             if target.api_pid is None and target.base_url is not None and not _answers(target.base_url):
                 self.why = f"{target.base_url} does not answer, and no process is seen behind it"
-                self.help_text = "Is the address right?"
+                self.help_text, self.several = "Is the address right?", False
                 continue
             self._url = self._url if self._given else target.base_url or self._url
             if self._url is not None and (self._given or target.base_url is None):
                 target = replace(target, base_url=self._url)
             self.why = self.help_text = ""
+            self.several = False
             self.last = with_log(target, self._log)
             return self.last
         return None
@@ -113,6 +122,24 @@ class _Finder:
         found = refresh(known, clock=self._clock)
         self._url = self._url or found.base_url
         return found
+
+
+def _check_named(flags: WatchFlags, clock: Clock) -> None:
+    """What no waiting mends is refused before the watch begins. UnavailableError: no process of that pid, or several servers and
+    none named. A server that is not there yet, or ends later, is waited for."""
+    from .serving.ranks import find_named
+
+    if flags.pid is None and flags.url is not None:
+        return
+    try:
+        with asked_by(*_ASKED):
+            find_named(flags.pid, clock=clock)
+    except SeveralServersError:
+        if flags.url is None:
+            raise
+    except UnavailableError:
+        if flags.pid is not None and start_ticks(flags.pid) is None:  # another namespace's number, or a zombie
+            raise
 
 
 def _together(pid: int, url: str, clock: Clock) -> str:
@@ -307,6 +334,9 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
     if flags.webhook is not None:
         checked_webhook(flags.webhook)
     address = None if flags.once and flags.listen is None else parse_listen(flags.listen)
+    if flags.url is not None:
+        flags = replace(flags, url=http_address(flags.url, "--url"))
+    _check_named(flags, clock)
     screen = Screen(as_json=common.as_json, clock=clock)
     if flags.pid is not None and flags.url is not None and (note := _together(flags.pid, flags.url, clock)):
         screen.note(printable(note))
@@ -355,8 +385,9 @@ def run_watch(flags: WatchFlags, common: Common, *, clock: Clock = SYSTEM) -> in
                 if finder.why != absent and loop.target is None:
                     # A watch that waits for its server says so, once for each reason.
                     absent = finder.why
-                    say(f"no server: {absent}; looked for every {FIND_S:g} s" if absent else "", style="note")
-                return asked.is_set() or (decided is not None and decided())
+                    more = f". {finder.help_text}" if finder.several else ""
+                    say(f"no server: {absent}{more}; looked for every {FIND_S:g} s" if absent else "", style="note")
+                return asked.is_set() or (decided is not None and (finder.several or decided()))
 
             loop.run(until=over, seconds=seconds)
             patient = flags.once

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..clock import SYSTEM, Clock
-from ..errors import ReproError, UnavailableError, UsageError
+from ..errors import ReproError, SeveralServersError, UnavailableError, UsageError
 from ..forensics.device_state import Unread
 from .atomic import keep_document
 from .console import Screen, printable
+from .server_names import asked_by, server_name
 from .serving.permission import as_root, closed
 from .serving.questions import Question
 from .serving.records import ServerTarget
@@ -36,16 +36,16 @@ _OUTCOMES = {"hung": "hang", "healthy": "clean", "idle": "clean", "starting": "c
 _STATUS = {"hang": 3, "clean": 0, "other": 4, "inconclusive": 5}
 
 
-class SeveralServersError(UnavailableError):
-    """More than one server is here and none was named. ``pids``: one of each."""
+def find_one(named: str | None, clock: Clock = SYSTEM, *, verb: str = "why") -> ServerTarget:
+    """The server named by PID or URL, else the only one here. ``verb``: what the help names.
 
-    def __init__(self, message: str, pids: Sequence[int]) -> None:
-        super().__init__(message, help_text=f"Name one by its pid: {', '.join(map(str, pids))}")
-        self.pids = tuple(pids)
+    UsageError: neither a PID nor a URL; UnavailableError: none, or several (listed).
+    """
+    with asked_by(verb):
+        return _find_one(server_name(named) if named is not None else None, clock, verb)
 
 
-def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
-    """The server named by PID or URL, else the only one here. UnavailableError: none, or several (listed)."""
+def _find_one(named: str | None, clock: Clock, verb: str) -> ServerTarget:
     from .serving.ranks import find_named, find_servers
 
     if named is not None:
@@ -54,7 +54,7 @@ def find_one(named: str | None, clock: Clock = SYSTEM) -> ServerTarget:
     if not found:
         raise UnavailableError(
             "no vLLM server was found among the processes that can be seen here",
-            help_text="In a container or as another user it is not seen: name it, dsv4-repro why PID, or dsv4-repro why URL",
+            help_text=f"In a container or as another user it is not seen: name it, dsv4-repro {verb} PID, or dsv4-repro {verb} URL",
         )
     if len(found) > 1:
         listed = ", ".join(f"{item.api_pid or item.engine_pids}: {item.base_url or 'URL not known'}" for item in found[:8])
@@ -269,10 +269,6 @@ def run_why(named: str | None, common: Common, *, log: Path | None = None, clock
     """The verb. Exit status: 3 a hang, 0 fine (healthy, idle, starting), 4 it has ended, 5 not decided, or there is no server."""
     if log is not None and not os.path.isfile(log):
         raise UsageError(f"--log {str(log)[:200]}: there is no such file")
-    if named is not None and not named.isdigit() and os.path.exists(named):
-        raise UsageError(
-            f"{named[:200]}: a file or a folder, not a server: a PID or a URL", help_text=f"dsv4-repro autopsy {shlex.quote(named)}"
-        )
     from .serving.ranks import with_log
 
     screen = Screen(as_json=common.as_json, clock=clock)

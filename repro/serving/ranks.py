@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...clock import SYSTEM, Clock, Deadline
-from ...errors import UnavailableError, UsageError
+from ...errors import SeveralServersError, UnavailableError, UsageError
 from ...forensics.collect.nvml import Nvml
 from ...forensics.collect.process_table import (
     listening,
@@ -39,6 +39,7 @@ _PROC = Path("/proc")
 _LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::", "")
 #: Of the two seconds in all, so much goes to the process table, to sockets, and (beside the table) to NVML.
 _TABLE_S, _SOCKETS_S, _NVML_S = 1.4, 0.3, 0.6
+_AS_IT_IS = ": its tree was taken as it is"
 _STAGE = re.compile(r"stage PP(\d{1,5})")
 _TRUE = ("1", "true", "yes", "on")
 
@@ -82,7 +83,7 @@ def find_named(
             help_text=f"What its log says: dsv4-repro autopsy LOG. {here}",
         )
     if not (target.ranks or target.engine_pids or target.base_url or target.agent_folder):
-        named = doubt.why.partition(":")[0]
+        named = doubt.why.removesuffix(_AS_IT_IS)
         raise UnavailableError(
             f"{named}, and nothing of one is seen below it: no worker, no GPU, no port, no recorder", help_text=here
         )
@@ -107,9 +108,7 @@ def _the_only_one(look: Look) -> ServerTarget:
             help_text="Name it: dsv4-repro why PID, or: dsv4-repro why http://HOST:PORT (in a container, run this inside it)",
         )
     listed = ", ".join(f"{pid} ({shown_title(look.table.entries[pid], 60)})" for pid in roots[:8])
-    raise UnavailableError(
-        f"{len(roots)} servers are running: {listed}", help_text=f"Name one, for example: dsv4-repro watch --pid {roots[0]}"
-    )
+    raise SeveralServersError(f"{len(roots)} servers are running: {listed}", roots)
 
 
 def _by_pid(look: Look, pid: int) -> ServerTarget:
@@ -126,16 +125,13 @@ def _by_pid(look: Look, pid: int) -> ServerTarget:
         below = [one for one in look.table.below(pid) if one in roots]
         if len(below) > 1:
             listed = ", ".join(map(str, below[:8]))
-            raise UnavailableError(
-                f"{len(below)} servers run below process {pid}: {listed}",
-                help_text=f"Name one, for example: dsv4-repro why {below[0]}",
-            )
+            raise SeveralServersError(f"{len(below)} servers run below process {pid}: {listed}", below)
         found = below[0] if below else None
     if found is not None:
         return _target(look, found, None)
     target = _target(look, pid, None)
     title = shown_title(look.table.entries[pid], 80)
-    why = f"process {pid} ({title}) is not recognised as a vLLM server: its tree was taken as it is"
+    why = f"process {pid} ({title}) is not recognised as a vLLM server{_AS_IT_IS}"
     return replace(target, unread=(Unread("the server", why, "Name the pid of 'vllm serve' or its URL."), *target.unread))
 
 
