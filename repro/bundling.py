@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import SYSTEM, Clock, utc_stamp
-from ..errors import EvidenceError, RunStoreError, UsageError
+from ..errors import EvidenceError, RefusedError, RunStoreError, UsageError
 from ..reports import paths
 from ..reports.bundle import BUNDLE_SCHEMA, MANIFEST, Bundled, BundleRequest, write_bundle
 from ..reports.bundle_files import SourceFile, clean_name
@@ -235,7 +235,8 @@ def make_bundle(
 def run_bundle(
     run: Path, common: Common, *, keep: Sequence[str], hide: Sequence[str], raw: bool, max_size: str, clock: Clock = SYSTEM
 ) -> int:
-    """The verb; 0. ``--out``: the zip, or a directory for it. ``--seed`` makes pseudonyms repeatable, and guessable."""
+    """The verb; 0. ``--out``: the zip, or a directory for it; a file that is there
+    is replaced only with ``--yes`` (RefusedError). ``--seed`` makes pseudonyms repeatable, and guessable."""
     screen = Screen(as_json=common.as_json)
     limit = parse_size(max_size)
     if any(len(text) < 2 for text in hide):  # an unset variable of a script: nothing would be hidden, and nobody told
@@ -244,6 +245,8 @@ def run_bundle(
     target = common.out or Path.cwd()
     if target.is_dir():
         target = target / f"{_folder_name(view)}.zip"
+    if os.path.lexists(target) and not common.yes:
+        raise RefusedError(f"{target} is there already", help_text="Replace it: --yes; or write elsewhere: --out FILE.zip")
     salt = hashlib.sha256(f"dsv4-repro bundle {common.seed}".encode()).digest() if common.seed is not None else None
     screen.progress(f"packing {run}")
     done = make_bundle(view, target, keep=keep, hide=hide, raw=raw, max_bytes=limit, salt=salt, clock=clock)

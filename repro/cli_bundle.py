@@ -33,7 +33,8 @@ def register(app: typer.Typer) -> None:
         """Pack a run directory into one zip: report, evidence, manifest with hashes, reproducer command, environment.
 
         Private values are replaced by pseudonyms; redaction.json in the archive says what was replaced where. Core dumps are
-        stripped to their tables and the stuck kernel's code. Nothing leaves this machine.
+        stripped to their tables and the stuck kernel's code. Nothing leaves this machine. An archive that is there already is
+        replaced only with --yes.
         """
         from .bundling import run_bundle
 

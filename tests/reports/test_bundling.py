@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 
 from dsv4_repro.clock import FakeClock
-from dsv4_repro.errors import RunStoreError, UsageError
+from dsv4_repro.errors import RefusedError, RunStoreError, UsageError
 from dsv4_repro.forensics.autopsy import autopsy_paths
 from dsv4_repro.forensics.records import Diagnosis, Evidence
 from dsv4_repro.reports.bundle_records import RedactionReport
@@ -446,6 +446,25 @@ def test_the_verb_writes_says_and_returns(private_run: Path, tmp_path: Path, cap
         assert word not in err.replace(str(tmp_path), "")
     environment = json.loads(contents(target)["environment.json"])
     assert {row["deadline"] for row in environment["deadlines"]} >= {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_archive_that_is_there_is_replaced_only_with_consent(
+    named: bool, private_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    target = here / ("mine.zip" if named else "dsv4-drain-20261129T140500.zip")
+    target.write_bytes(b"somebody's")
+    words = ["bundle", str(private_run), *(["--out", str(target)] if named else [])]
+    with pytest.raises(RefusedError, match=target.name) as told:
+        build().main(words, standalone_mode=False)
+    assert "--yes" in told.value.help_text
+    assert [path.name for path in here.iterdir()] == [target.name]
+    assert target.read_bytes() == b"somebody's"
+    assert build().main([*words, "--yes"], standalone_mode=False) == 0
+    assert is_bundle(target)
 
 
 def test_the_default_place_is_here_and_named_after_the_run(
