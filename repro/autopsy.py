@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import SYSTEM, Clock
-from ..errors import EvidenceError, RefusedError, ReproError, RunStoreError, UsageError
+from ..errors import EvidenceError, RefusedError, ReproError, RunStoreError, SeveralServersError, UsageError
 from ..forensics.device_state import Unread
 from ..forensics.records import ChainLink, Diagnosis
 from ..reports.document import ReportSource
@@ -23,8 +23,10 @@ from .drain_flags import parse_expectation
 from .exits import exit_status
 from .narrate import autopsy_lines
 from .report_files import fixes_of, reports_of, write_reports
+from .run_end import write_end
 from .runread import RunView, is_run_directory, open_run
 from .runstore import RunStore
+from .server_names import asked_by
 from .step_summary_file import append_step_summary
 from .unpack import head_of, peek, plain_file
 from .verdicts import completed, unfinished_diagnosis
@@ -141,7 +143,10 @@ def _look_before(pid: int, freeze: bool, clock: Clock) -> None:
     from .serving.ranks import find_server
 
     try:
-        target = find_server(pid, clock=clock)
+        with asked_by("autopsy --attach"):
+            target = find_server(pid, clock=clock)
+    except SeveralServersError:
+        raise  # it is above the servers, and holds no kernel itself
     except ReproError:
         return
     workers = [rank.pid for rank in target.ranks]
@@ -301,8 +306,7 @@ def _keep(store: RunStore, diagnosis: Diagnosis, targets: Sequence[str]) -> None
         exit_status=exit_status(diagnosis.outcome),
         versions={"dsv4-repro": __version__},
     )
-    store.write_run(record)
-    store.write_diagnosis(diagnosis.document())
+    write_end(store, record, diagnosis, unwritten_status=RunStoreError.exit_status)
     source = ReportSource(
         diagnosis=diagnosis,
         run=record.document(),

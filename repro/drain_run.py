@@ -20,10 +20,10 @@ from .leftovers import mark_run
 from .narrate import first_lines, last_lines, progress_line, with_article
 from .report_files import fixes_of, reports_of, write_reports
 from .run import run_workload
-from .run_end import breaks_noted, flat_environment
+from .run_end import breaks_noted, flat_environment, write_end
 from .run_findings import RunResult
 from .run_records import KernelRecord, RunRecord
-from .runstore import RunStore
+from .runstore import RunStore, require_room
 from .step_summary_file import append_step_summary
 
 if TYPE_CHECKING:
@@ -154,11 +154,11 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
             }
         )
         unwritten = ""
+        unwritten_status = status if result.outcome in ("hang", "other") else exit_status("inconclusive")
         try:
-            store.write_diagnosis(result.diagnosis.document())
             seconds = round(clock.monotonic() - began, 3)
             finished = finished.model_copy(update={"state": "finished", "ended": utc_stamp(clock), "seconds": seconds})
-            store.write_run(finished)
+            write_end(store, finished, result.diagnosis, unwritten_status=unwritten_status)
             source = ReportSource(
                 diagnosis=result.diagnosis,
                 run=finished.document(),
@@ -170,7 +170,7 @@ def execute(job: DrainJob, screen: Screen, *, out: Path | None = None, clock: Cl
             append_step_summary(source)
         except RunStoreError as error:  # the answer is known, and is worth more than its file
             unwritten = str(error)
-            status = status if result.outcome in ("hang", "other") else exit_status("inconclusive")
+            status = unwritten_status
     return Executed(result, store.path, status, unwritten)
 
 
@@ -184,6 +184,7 @@ def run_drain(
 ) -> int:
     """The verb. Exit status: see ``exits``."""
     screen = Screen(as_json=common.as_json)
+    require_room(common.out)
     job = job_of(common, plan_flags, flags, screen, server, asked=asked)
     screen.end_progress()
     screen.tell(job.lines or _first_lines(job))

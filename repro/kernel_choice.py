@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..kernels.image import KernelImage
 from ..kernels.plan import DEFAULT_PROFILE
 
-__all__ = ["ChosenKernel", "choose_kernel", "guard_of_release"]
+__all__ = ["ChosenKernel", "choose_kernel", "guard_of_release", "require_kernel"]
 
 #: ``progress(what, done_bytes, total_bytes or None)`` while a release is fetched.
 Progress = Callable[[str, int, "int | None"], None]
@@ -46,6 +46,24 @@ def choose_kernel(
     if release is None:
         return ChosenKernel(image, DEFAULT_PROFILE, None, "no known release: only an audit can tell", found.note)
     return ChosenKernel(image, release, guarded, f"table of releases, vLLM {release}", found.note)
+
+
+def require_kernel(spec: str, sm: int, *, shape: tuple[int, int] | None = None, progress: Progress | None = None) -> None:
+    """Refuse what ``choose_kernel`` would refuse, before anything else is done; nothing is compiled, a release may be fetched.
+
+    ``shape``: (k, vector width) of the instantiation that is needed. Raises KernelNotFoundError, UsageError, CubinError,
+    DownloadError.
+    """
+    if spec.partition(":")[0] == "builtin":
+        from ..kernels.build import parse_builtin
+
+        parse_builtin(spec)
+        return
+    from ..kernels.shipped import shipped_kernels
+
+    found = shipped_kernels(spec, arch=sm, progress=progress)
+    if shape is not None:
+        found.pick(sm, *shape)
 
 
 def guard_of_release(text: str | None) -> tuple[str | None, bool | None]:

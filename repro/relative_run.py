@@ -23,7 +23,7 @@ from .relative_matrix import MATRIX_STATUS, matrix_document, run_gpu_rows, run_r
 from .row_tries import Tried
 from .run_end import breaks_noted, finish_row
 from .run_records import KernelRecord, RunRecord, TrialCounts
-from .runstore import RunStore
+from .runstore import RunStore, require_room
 
 if TYPE_CHECKING:
     from .options import Common, RelativeFlags
@@ -183,6 +183,8 @@ def run_relative(name: str, common: Common, flags: RelativeFlags) -> int:
     entry = scenario(name)
     expect = parse_expectation(flags.expect)
     sm = parse_arch(flags.arch) if flags.arch is not None else DEFAULT_ARCH
+    if not flags.all_rows:
+        require_room(common.out)
     if flags.on not in (None, "cpu", "gpu"):
         raise UsageError(
             f"run {name} --on {flags.on[:20]}: a relative's rows run on the cpu or the gpu ground",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..clock import Clock, utc_stamp
-from ..errors import ReproError
+from ..errors import ReproError, RunStoreError
 from ..reports.document import ReportSource
 from .report_files import fixes_of, reports_of, write_reports
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .run_records import RunRecord, TrialCounts
     from .runstore import RunStore
 
-__all__ = ["breaks_noted", "finish_row", "flat_environment"]
+__all__ = ["breaks_noted", "finish_row", "flat_environment", "write_end"]
 
 #: Characters of an error's text that the record keeps.
 _MOST_TEXT = 2000
@@ -47,6 +47,24 @@ def breaks_noted(store: RunStore, record: RunRecord, clock: Clock) -> Iterator[N
         raise
 
 
+def write_end(store: RunStore, finished: RunRecord, diagnosis: Diagnosis, *, unwritten_status: int) -> None:
+    """The diagnosis, then the record. RunStoreError where one cannot be written.
+
+    Where that is the diagnosis, the record is finished all the same and says so, with ``unwritten_status``: at ``running`` it would
+    be taken for that of a run that was killed.
+    """
+    try:
+        store.write_diagnosis(diagnosis.document())
+    except RunStoreError as error:
+        said = {"error": f"the diagnosis could not be written: {error}"[:_MOST_TEXT], "exit_status": unwritten_status}
+        try:
+            store.write_run(finished.model_copy(update=said))
+        except RunStoreError as second:
+            error.add_note(f"the run's record could not be written either: {second}")
+        raise
+    store.write_run(finished)
+
+
 def finish_row(
     store: RunStore, entry: Scenario, record: RunRecord, diagnosis: Diagnosis, trials: TrialCounts, *, status: int, seconds: float,
     clock: Clock, environment: Mapping[str, Any] | None = None,
@@ -59,8 +77,7 @@ def finish_row(
         "state": "finished", "ended": utc_stamp(clock), "seconds": round(seconds, 3), "trials": trials,
         "environment": {**record.environment, **(environment or {})}, "outcome": diagnosis.outcome, "exit_status": status,
     })  # fmt: skip
-    store.write_diagnosis(diagnosis.document())
-    store.write_run(finished)
+    write_end(store, finished, diagnosis, unwritten_status=RunStoreError.exit_status)
     fixes = fixes_of(entry) if diagnosis.outcome in ("hang", "other") else ()
     source = ReportSource(diagnosis=diagnosis, run=finished.document(), title=entry.title, fixes=fixes, version=__version__)
     write_reports(reports_of(source, store.path), store.path)

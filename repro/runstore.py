@@ -7,6 +7,7 @@ is complete on disk. Reading back, with bounds, is ``runread``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -25,7 +26,7 @@ from ..reports import paths
 from .atomic import disk_error, sync_folder, write_atomic
 from .run_records import EvidenceEntry, EvidenceIndex, RunRecord
 
-__all__ = ["RunStore", "dump_json", "file_sha256"]
+__all__ = ["RunStore", "dump_json", "file_sha256", "require_room"]
 
 #: Timeline kinds that are flushed to the disk at once: after these the machine itself may be lost. Others survive a killed process.
 _DURABLE = frozenset({"start", "hung", "capture", "artefact", "verdict", "unwedge", "died", "fault", "end"})
@@ -66,6 +67,25 @@ def file_sha256(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
+def require_room(out: Path | None) -> None:
+    """Refuse a directory that ``RunStore.create`` would refuse, before the work whose result it is for; nothing is made. ``out``
+    None: whether a run finds room below ./runs.
+
+    Raises RunStoreError: it exists and is not an empty directory, or it cannot be made where it is to be.
+    """
+    target = Path(os.path.abspath(out if out is not None else "runs"))
+    try:
+        if out is not None and os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+            raise RunStoreError("exists and is not an empty directory", path=str(target), help_text="Give another one: --out DIR")
+        above = next(folder for folder in (target, *target.parents) if os.path.lexists(folder))
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise disk_error(error, target, "create the run directory") from error
+
+
 class RunStore:
     """One run's directory while it is written. Use as a context manager: leaving it closes the timeline."""
 
@@ -90,15 +110,11 @@ class RunStore:
             start = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y%m%dT%H%M%SZ")
             target = (root or Path("runs")) / scenario / f"{start}-{short_id or secrets.token_hex(3)}"
         target = Path(os.path.abspath(target))
+        require_room(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            with contextlib.suppress(FileExistsError):  # seen to be empty
                 target.mkdir(mode=0o700)
-            except FileExistsError:
-                if not target.is_dir() or any(target.iterdir()):
-                    raise RunStoreError(
-                        "exists and is not an empty directory", path=str(target), help_text="Give another one: --out DIR"
-                    ) from None
             os.chmod(target, 0o700)
             (target / paths.EVIDENCE).mkdir(mode=0o700)
             store = cls(target, clock=clock)

@@ -14,10 +14,10 @@ from urllib.request import url2pathname
 
 from ...clock import SYSTEM, Clock
 from ...errors import KernelNotFoundError, ReproError, UnavailableError, UsageError
-from ..atomic import write_atomic
+from ..atomic import make_folder, write_atomic
 from ..console import Screen
 from ..drain_flags import DEFAULT_ARCH, parse_arch
-from ..grounds import require_ground
+from ..grounds import require_card, require_ground
 from .bisect import Answer, Bisection, Build, Step, bisect_builds, builds_in_folder, builds_of_index, releases_between
 from .cells import Cell, TrialResult
 from .session import TrialSession, device_of
@@ -199,7 +199,6 @@ def _probe(flags: BisectFlags) -> Any:
         return audit_probe(sm, flags.recipe)
     if flags.predicate == "present":
         return present_probe(sm)
-    require_ground(flags.on)
     arch = sm if flags.on == "cpu" else None
     return hang_probe(Cell(name="bisect", ground=flags.on, arch=arch, share=flags.share), flags.identity, flags.trials)
 
@@ -209,6 +208,12 @@ def _check(flags: BisectFlags) -> None:
         raise UsageError(f"--predicate {flags.predicate[:40]!r}: one of {', '.join(PREDICATES)}")
     if flags.on not in ("cpu", "gpu"):
         raise UsageError(f"--on {flags.on[:40]}: bisect runs on gpu or cpu")
+    if flags.predicate == "hang":
+        require_ground(flags.on)
+        if flags.on == "gpu":  # of a build on a card that is not there every step would be left open
+            from ..machine import probe_machine
+
+            require_card(probe_machine(version=lambda _argv: None).gpus)
     if flags.identity is not None and not re.fullmatch(r"[0-9a-f]{12}", flags.identity):
         raise UsageError(f"--identity {flags.identity[:40]!r}: twelve hex digits, as a report has them")
 
@@ -218,6 +223,8 @@ def run_bisect(common: Common, flags: BisectFlags, *, clock: Clock = SYSTEM) -> 
     _check(flags)
     screen = Screen(as_json=common.as_json, clock=clock)
     builds, first = _range(flags)
+    if common.out is not None:
+        make_folder(common.out)
     screen.tell([f"bisect {builds[0].label} ({first}) to {builds[-1].label}: {len(builds)} builds, predicate {flags.predicate}"])
     probe = _probe(flags)
     count = 0
@@ -232,7 +239,6 @@ def run_bisect(common: Common, flags: BisectFlags, *, clock: Clock = SYSTEM) -> 
         count += 1
         screen.tell([f"{step.build.label}: {step.answer}: {step.detail.get('why', '')}"])
         if common.out is not None:
-            common.out.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^\w.=-]", "_", step.build.label)[:80]
             document = {"build": step.build.label, "spec": step.build.spec, "answer": step.answer, **step.detail}
             path = common.out / f"step-{count:02d}-{name}.json"

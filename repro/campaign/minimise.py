@@ -20,9 +20,10 @@ from ...clock import SYSTEM, Clock, Deadline
 from ...errors import BudgetError, InconclusiveError, PlanError, RunStoreError, UsageError
 from ...kernels.plan import DeviceDescription
 from ...scenarios.drain import DrainPlan
-from ..atomic import write_atomic
+from ..atomic import make_folder, write_atomic
 from ..bounds import at_least
 from ..console import Screen
+from ..grounds import require_card
 from ..runread import RunView, open_run
 from .cells import Cell
 from .launches import LaunchBench, LaunchCase
@@ -363,14 +364,18 @@ def run_minimise(target: Path, common: Common, *, on: str | None = None, confirm
     screen = Screen(as_json=common.as_json, clock=clock)
     view = open_run(target)
     cell = cell_of_run(view, on=on)
+    if cell.ground == "gpu":
+        from ..machine import probe_machine
+
+        require_card(probe_machine(version=lambda _argv: None).gpus)
+    out = common.out or target / "minimised"
+    make_folder(out)
     known = view.diagnosis.verdict.identity if view.diagnosis is not None else None
     screen.tell([f"minimise {target}: {cell.kernel} on {cell.ground}, each candidate {confirm} of {confirm}"])
     done = minimise_cell(
         cell, common.seed if common.seed is not None else view.run.seed, identity=known, confirm=confirm, timeout_s=common.timeout,
         note=screen.progress, clock=clock,
     )  # fmt: skip
-    out = common.out or target / "minimised"
-    out.mkdir(parents=True, exist_ok=True)
     path = write_reproducer(out / "reproducer.py", done)
     document = {**done.document(), "reproducer": str(path), "exit_status": 3}
     write_atomic(out / "minimised.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)

@@ -17,12 +17,15 @@ from ...clock import SYSTEM, Clock
 from ...errors import UsageError
 from ...scenarios.launches import CooperativeLaunch, CrossRank, DrainBatches, HostLaunch, IndexWorkspace, Launch, Row, SamplerLaunch
 from ...scenarios.registry import Scenario
-from ..atomic import write_atomic
+from ..atomic import make_folder, write_atomic
 from ..bounds import bounds_of
 from ..console import Screen
 from ..drain_flags import DEFAULT_ARCH, parse_arch
+from ..kernel_choice import require_kernel
 from ..relative_matrix import matrix_document, run_gpu_rows, run_rows
+from .cells import Cell
 from .sequential import CONFIDENCE, Rates, bound_words
+from .session import device_of
 
 if TYPE_CHECKING:
     from ..options import Common
@@ -161,10 +164,16 @@ def run_verify_rows(
     needed = rates.windows_when_clean
     launches = min(max(flags.least, needed), flags.trials)
     rows = _rows_of(entry, flags.kernels)
+    sm = parse_arch(flags.arch) if flags.arch else DEFAULT_ARCH
+    if ground == "gpu":
+        sm = device_of(Cell(name="", ground=ground, device=flags.device))[0].sm
+    for spec in flags.kernels:
+        require_kernel(spec, sm)
+    if common.out is not None:
+        make_folder(common.out)
     screen.tell([f"verify {entry.name} on {ground}: {len(rows)} rows; a repair is CLEAN after {needed} launches that end well"])
     began = clock.monotonic()
     if ground == "cpu":
-        sm = parse_arch(flags.arch) if flags.arch else DEFAULT_ARCH
         chosen = tuple(with_launches(row, launches) if row.fixed else row for row in rows)
         tried, skipped = run_rows(
             entry, chosen, sm=sm, seed=common.seed or 0, count_all=True, timeout_s=common.timeout, screen=screen, clock=clock

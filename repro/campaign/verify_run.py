@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from ...clock import SYSTEM, Clock
 from ...errors import UsageError
+from ...kernels.plan import vector_width
 from ...scenarios.registry import scenario
-from ..atomic import write_atomic
+from ..atomic import make_folder, write_atomic
 from ..console import Screen
 from ..drain_flags import build_plan, parse_arch
 from ..exits import STATUS
 from ..grounds import choose_ground, grounds_here, require_card, require_ground
+from ..kernel_choice import require_kernel
 from .cells import Cell
 from .matrix import ablation_cells, fix_cells
 from .sequential import Rates
+from .session import device_of
 from .verify import CellOutcome, MatrixResult, ablation_lines, load_bearing_lines, markdown_table, run_matrix
 
 if TYPE_CHECKING:
@@ -113,6 +116,11 @@ def run_verify(name: str, common: Common, plan_flags: PlanFlags, flags: VerifyFl
     rows = fix_cells(name, base, unfixed=flags.unfixed, fixed=flags.fixed, more=flags.kernels)
     if flags.ablate:
         rows = ablation_cells(Cell(**{**_shallow(base), "kernel": flags.unfixed}), fixed=flags.fixed)
+    plan = base.drain(common.seed or 0)
+    for spec, cell in {row.cell.kernel: row.cell for row in rows}.items():  # a name that is none would show after rows of work
+        require_kernel(spec, device_of(cell)[0].sm, shape=(plan.top_k, vector_width(plan.width)))
+    if common.out is not None:
+        make_folder(common.out)
     screen.tell([f"verify {name} on {ground} ({why}): {len(rows)} rows; {rates.line()}"])
     if flags.trials < rates.windows_when_clean:
         screen.note(

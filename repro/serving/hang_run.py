@@ -15,6 +15,7 @@ from ...forensics.records import Diagnosis
 from ...reports.document import ReportSource
 from ...scenarios.registry import scenario_for_signature
 from ..report_files import fixes_of, reports_of, write_reports
+from ..run_end import write_end
 from ..run_records import RunRecord
 from ..runstore import RunStore
 from ..verdicts import completed
@@ -88,12 +89,11 @@ def keep_hang(
         diagnosis = found if found is not None else diagnosis_of_samples(hang, clock=clock)
         extra: dict[str, Any] = {"deadline": {"text": deadline.text, "remaining_s": deadline.remaining_s, "known": deadline.known}}
         diagnosis = completed(diagnosis, unread=unread, **extra)
-        store.write_diagnosis(diagnosis.document())
-        store.emit("verdict", outcome=diagnosis.outcome, sentence=diagnosis.verdict.sentence)
         final = record.model_copy(
             update={"state": "finished", "ended": utc_stamp(clock), "outcome": diagnosis.outcome, "exit_status": 3}
         )
-        store.write_run(final)
+        write_end(store, final, diagnosis, unwritten_status=3)
+        store.emit("verdict", outcome=diagnosis.outcome, sentence=diagnosis.verdict.sentence)
         entry = scenario_for_signature(diagnosis.verdict.signature)
         source = ReportSource(
             diagnosis=diagnosis,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.leftovers import PARENT_VARIABLE, RUN_VARIABLE
 from dsv4_repro.repro.narrate import with_article
 from dsv4_repro.repro.runread import open_run, read_timeline
+from dsv4_repro.repro.runstore import RunStore
 
 #: Four requests, one leaves: the danger step is the first with three live.
 SMALL = ["--requests", "4", "--min-live", "3", "--output", "4:4", "--steps", "8"]
@@ -276,6 +278,56 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_answer_along(
     assert "the disk or the quota is full" in document["unwritten"]
     assert {"hung": "HANG", "done": "CLEAN"}[script] in captured.err
     assert "the run directory is not complete" in captured.err
+
+
+@pytest.mark.parametrize(("script", "status"), [("hung", 3), ("done", 5)])
+def test_a_diagnosis_that_cannot_be_written_is_said_and_the_record_is_finished(
+    play: Any, fakes: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str,
+    status: int,
+) -> None:  # fmt: skip
+    """At "running" it would be taken for the record of a run that was killed."""
+
+    def full(*_arguments: Any) -> None:
+        raise RunStoreError("cannot write: the disk or the quota is full", path="diagnosis.json")
+
+    monkeypatch.setattr(RunStore, "write_diagnosis", full)
+    play(fakes.ground(script={_danger(fakes): script}))
+    assert main(["run", "drain", "--on", "gpu", *SMALL, "--out", str(tmp_path / "run"), "--json"]) == status
+    captured = capsys.readouterr()
+    assert "the run directory is not complete" in captured.err
+    assert "diagnosis.json" in json.loads(captured.out)["unwritten"]
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["state"], record["exit_status"]) == ("finished", status)
+    assert record["outcome"] == {"hung": "hang", "done": "clean"}[script]
+    assert record["ended"]
+    assert "diagnosis.json" in record["error"]
+
+
+@pytest.mark.parametrize("where", ["a file", "in use", "below a file", "closed"])
+@pytest.mark.parametrize("scenario", ["drain", "init-race"])
+def test_a_directory_that_cannot_be_used_is_refused_before_the_kernel_is_got(
+    scenario: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(*_arguments: Any, **_options: Any) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr("dsv4_repro.repro.drain_job.choose_kernel", work)
+    monkeypatch.setattr("dsv4_repro.repro.relative_run.judge_row", work)
+    out = tmp_path / "out"
+    if where == "in use":
+        (out / "more").mkdir(parents=True)
+    elif where == "closed":
+        real = os.access  # root may write everywhere
+        monkeypatch.setattr(os, "access", lambda path, mode: real(path, mode) and not str(path).startswith(str(tmp_path)))
+    else:
+        out.write_text("")
+        out = out / "below" if where == "below a file" else out
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["run", scenario, "--on", "cpu", "--out", str(out)]) == 5
+    said = capsys.readouterr().err
+    assert str(out) in said
+    assert "--out DIR" in said
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_ground_that_this_release_lacks_is_said_before_any_device_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -351,13 +351,74 @@ def test_the_help_shows_each_argument_in_one_pair_of_brackets_and_no_marks_of_co
             assert wrong not in text, f"{verb}: {wrong}"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "drain", "--on", "cpu", "--kernel", "nope"], ["verify", "drain", "--on", "cpu", "--kernel", "builtin:nope"],
+        ["verify", "drain", "--on", "cpu", "--unfixed", "nope"], ["verify", "drain", "--on", "cpu", "--fixed", "nope.so"],
+        ["verify", "init-race", "--on", "cpu", "--kernel", "nope"],
+    ],
+)  # fmt: skip
+def test_a_kernel_that_is_none_is_refused_before_the_first_row(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(*_arguments: Any, **_options: Any) -> None:
+        raise AssertionError("a row was begun")
+
+    monkeypatch.setattr("dsv4_repro.repro.campaign.verify_run.run_matrix", work)
+    monkeypatch.setattr("dsv4_repro.repro.campaign.verify_rows.run_rows", work)
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "--out", "kept"]) == 2
+    assert "nope" in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("verb", ["verify", "bisect", "minimise"])
+def test_a_campaign_that_could_not_keep_its_answer_is_refused_before_its_work(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(*_arguments: Any, **_options: Any) -> None:
+        raise AssertionError("work was begun")
+
+    for name in ("verify_run.run_matrix", "bisect_run.bisect_builds", "minimise.minimise_cell"):
+        monkeypatch.setattr(f"dsv4_repro.repro.campaign.{name}", work)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "builds").mkdir()
+    for name in ("a.cubin", "b.cubin"):
+        (tmp_path / "builds" / name).write_bytes(b"")
+    words = {
+        "verify": ["drain", "--on", "cpu"], "bisect": ["--builds", "builds", "--good", "a.cubin", "--bad", "b.cubin"],
+        "minimise": [str(_run_on_a_card(tmp_path)), "--on", "cpu"],
+    }  # fmt: skip
+    assert main([verb, *words[verb], "--out", "taken/below"]) == 5
+    assert "taken/below" in capsys.readouterr().err
+
+
+def _run_on_a_card(folder: Path) -> Path:
+    """The directory of a drain that hung on a card."""
+    from dsv4_repro.repro.run_records import KernelRecord, RunRecord
+    from dsv4_repro.repro.runstore import RunStore
+
+    with RunStore.create("drain", out=folder / "run") as store:
+        store.write_run(RunRecord(scenario="drain", ground="gpu", state="finished", kernel=KernelRecord(origin="builtin", sm=90)))
+    return folder / "run"
+
+
 _PLAN_OF_A_CARD = 'name = "x"\non = "gpu"\n[matrix]\nmin_live = [3]\n[budget]\ntrials = 2\n'
 
 
 @pytest.mark.parametrize("gpus", [None, ()])
 @pytest.mark.parametrize(
     "arguments",
-    [["verify", "drain", "--on", "gpu"], ["verify", "init-race", "--on", "gpu"], ["hunt", "plan.toml", "--out", "kept"]],
+    [
+        ["verify", "drain", "--on", "gpu"],
+        ["verify", "init-race", "--on", "gpu"],
+        ["hunt", "plan.toml", "--out", "kept"],
+        ["bisect", "--on", "gpu", "--good", "0.27.0", "--bad", "0.28.0", "--out", "kept"],
+        ["minimise", "run", "--out", "kept"],
+        ["minimise", "run", "--on", "gpu", "--out", "kept"],
+    ],
 )
 def test_a_campaign_on_a_card_that_is_not_there_is_refused_before_its_first_trial(
     arguments: list[str], gpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -369,6 +430,9 @@ def test_a_campaign_on_a_card_that_is_not_there_is_refused_before_its_first_tria
     monkeypatch.setattr(machine, "probe_machine", lambda **_: dataclasses.replace(here, gpus=gpus))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text(_PLAN_OF_A_CARD)
+    _run_on_a_card(tmp_path)
+    # The range of builds may have to be asked of an index: that, too, is work.
+    monkeypatch.setattr("dsv4_repro.repro.campaign.bisect_run._range", lambda _flags: pytest.fail("work was begun"))
     assert main(arguments) == 5
     said = capsys.readouterr().err
     assert ("no NVIDIA driver" if gpus is None else "no GPU") in said

@@ -92,6 +92,36 @@ def test_a_finished_row_has_record_diagnosis_and_reports(class_: str, outcome: s
     assert (entry.fixes[0].text in report) == fixes
 
 
+@pytest.mark.parametrize("record_too", [False, True])
+def test_a_diagnosis_that_cannot_be_written_leaves_a_finished_record_and_is_raised(
+    record_too: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diagnosis = Diagnosis.model_validate({
+        "outcome": "clean", "ground": "gpu",
+        "verdict": {"class": "not-hung", "cause": None, "confidence": "high", "sentence": "so it is"},
+    })  # fmt: skip
+
+    def full(*_arguments: Any) -> None:
+        raise RunStoreError("cannot write: the disk is full", path="diagnosis.json")
+
+    with RunStore.create("crossrank", out=tmp_path / "run") as store:
+        store.write_run(RECORD)
+        monkeypatch.setattr(RunStore, "write_diagnosis", full)
+        if record_too:
+            monkeypatch.setattr(RunStore, "write_run", full)
+        with pytest.raises(RunStoreError, match=r"diagnosis\.json") as raised:
+            finish_row(
+                store, scenario("crossrank"), RECORD, diagnosis, TrialCounts(asked=1, clean=1), status=0, seconds=1.0, clock=SYSTEM
+            )
+    found = kept(tmp_path / "run")
+    if record_too:
+        assert found["state"] == "running"
+        assert any("record could not be written" in note for note in raised.value.__notes__)
+    else:
+        assert (found["state"], found["outcome"], found["exit_status"]) == ("finished", "clean", 5)
+        assert "diagnosis could not be written" in found["error"]
+
+
 @pytest.mark.parametrize(
     ("environment", "flat"),
     [
