@@ -47,6 +47,9 @@ def renewed(known: ServerTarget, found: ServerTarget) -> ServerTarget:
     ``known`` stays where one of its processes is not found (it ended, or was not shown: the watchdog sees an end by itself), and
     where all was known and what is new holds no card (a helper that looks like a worker). A card or number that was known and was
     not told this time (NVML was silent) stays too.
+
+    Once its workers are known, a new process that comes without another worker is a helper, whatever it looks like: what a server
+    forks to run a program has the server's own command line for a moment, and its end would be taken for a crash.
     """
     before = {rank.pid: rank for rank in known.ranks}
     if not _core(known) <= _core(found):
@@ -56,6 +59,8 @@ def renewed(known: ServerTarget, found: ServerTarget) -> ServerTarget:
     new = [rank for rank in found.ranks if rank.pid not in before]
     if complete(known) and (new or len(found.ranks) < len(before)) and not (new and all(_has_card(rank) for rank in new)):
         return known
+    if before and not new:
+        found = _without(found, _core(found) - _core(known))
     ranks = tuple(_kept(before[rank.pid], rank) if rank.pid in before else rank for rank in found.ranks)
     return replace(
         found,
@@ -67,6 +72,12 @@ def renewed(known: ServerTarget, found: ServerTarget) -> ServerTarget:
         owned=known.owned,
         changes=known.changes,
     )
+
+
+def _without(found: ServerTarget, helpers: set[int]) -> ServerTarget:
+    """The same, with these processes as what they are."""
+    tree = {pid: "other" if pid in helpers else role for pid, role in found.tree.items()}
+    return replace(found, tree=tree, engine_pids=tuple(pid for pid in found.engine_pids if pid not in helpers))
 
 
 def _kept(before: Rank, now: Rank) -> Rank:

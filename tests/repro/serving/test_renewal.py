@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dsv4_repro.clock import FakeClock
 from dsv4_repro.errors import UnavailableError
-from dsv4_repro.repro.serving.records import Rank, ServerTarget
+from dsv4_repro.repro.serving.records import Rank, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.renewal import Renewal, complete, renewed, workers_text
+from dsv4_repro.repro.serving.server_end import ServerEnd
+from dsv4_repro.repro.serving.signals import ProcessReader
 
 URL = "http://127.0.0.1:8000"
 BARE = ServerTarget(URL, api_pid=7, tree={7: "api"})
@@ -19,6 +22,9 @@ WHOLE = replace(NO_CARD, ranks=(Rank(9, 0, 90, "GPU-1", 1),))
 MOVED = replace(NO_CARD, ranks=(Rank(9, 0, 90, "GPU-0", 0),))
 LATE = replace(WHOLE, ranks=(*WHOLE.ranks, Rank(10, 1, 100, "GPU-0", 0)), tree={**WHOLE.tree, 10: "worker"})
 HELPER = replace(WHOLE, ranks=(*WHOLE.ranks, Rank(10, None, 100)), tree={**WHOLE.tree, 10: "worker"})
+FORKED = replace(WHOLE, engine_pids=(8, 30), tree={**WHOLE.tree, 30: "engine", 31: "api"})
+AS_HELPER = replace(WHOLE, tree={**WHOLE.tree, 30: "other", 31: "other"})
+SCALED = replace(LATE, engine_pids=(8, 18), tree={**LATE.tree, 18: "engine"})
 INSIDE = replace(ENGINE, ranks=(Rank(8, 0, 80, "GPU-1", 1),))
 
 
@@ -30,6 +36,14 @@ INSIDE = replace(ENGINE, ranks=(Rank(8, 0, 80, "GPU-1", 1),))
         (NO_CARD, WHOLE, WHOLE),
         (WHOLE, MOVED, MOVED),
         (WHOLE, LATE, LATE),  # more workers, each with its card
+        (WHOLE, FORKED, AS_HELPER),  # a fork that has not become the program yet
+        (NO_CARD, replace(FORKED, ranks=NO_CARD.ranks), replace(AS_HELPER, ranks=NO_CARD.ranks)),
+        (WHOLE, SCALED, SCALED),  # an engine more, which brings its worker
+        (
+            ENGINE,
+            replace(ENGINE, engine_pids=(8, 18), tree={**ENGINE.tree, 18: "engine"}),
+            replace(ENGINE, engine_pids=(8, 18), tree={**ENGINE.tree, 18: "engine"}),
+        ),  # it starts: nobody is known to be all
         (WHOLE, HELPER, WHOLE),  # all was known, and what is new computes on nothing
         (ENGINE, INSIDE, INSIDE),
         (WHOLE, NO_CARD, WHOLE),  # NVML was silent this time
@@ -153,3 +167,29 @@ def test_an_answer_that_comes_when_it_hangs_already_is_not_taken(state: str) -> 
     renewal._find = lambda known: WHOLE
     clock.advance(3.0)
     assert renewal.look() == WHOLE, "once it moves again it is looked up"
+
+
+def test_the_end_of_a_program_that_the_server_ran_is_no_crash_of_it(tmp_path: Path) -> None:
+    """The look-up met it between fork and exec: by its command line it was another engine. For weeks, once a minute."""
+    for pid in (7, 8, 9, 30):
+        _stat(tmp_path, pid)
+    processes, end = ProcessReader(WHOLE, proc=tmp_path), ServerEnd()
+
+    def ended() -> object:
+        shot = Snapshot(0.0, processes=processes.look())
+        end.replaced(shot, ended=False)
+        return end.ended(shot, ready=True)
+
+    assert ended() is None
+    processes.retarget(renewed(WHOLE, FORKED))
+    assert ended() is None
+    (tmp_path / "30" / "stat").unlink()
+    assert ended() is None
+    (tmp_path / "9" / "stat").unlink()
+    assert ended() is not None
+
+
+def _stat(proc: Path, pid: int) -> None:
+    (proc / str(pid)).mkdir()
+    fields = ["S", "1", *["0"] * 17, str(10 * pid), *["0"] * 30]
+    (proc / str(pid) / "stat").write_text(f"{pid} (python) {' '.join(fields)}")
