@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ...clock import SYSTEM, Clock, utc_stamp
-from ...errors import RefusedError, RunStoreError
+from ...errors import PlanError, RefusedError, RunStoreError
 from .cells import TrialResult
 from .plan import HuntPlan
+from .stored_rows import STORE_ERRORS, checked_rows, damaged, is_seconds, store_error, text_of
 from .summary import HangKind, Summary
 
 __all__ = ["CampaignStore"]
@@ -46,23 +47,12 @@ CREATE TABLE events (id INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NUL
 """
 
 
-def _error(error: sqlite3.Error, path: Path) -> RunStoreError:
-    text = str(error)
-    full = "full" in text or "I/O" in text
-    return RunStoreError(
-        f"the campaign's store cannot be used: {text}" + ("; what was written before stays" if full else ""),
-        path=str(path),
-        help_text="Free some space, then: dsv4-repro hunt PLAN --resume"
-        if full
-        else "Copy the folder from a backup, or start a new campaign.",
-    )
-
-
 class CampaignStore:
     """Open with ``create``, ``resume`` (both take the lock) or ``read`` (takes none). A context manager."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection, lock: int | None, clock: Clock) -> None:
         self.folder = folder
+        connection.text_factory = text_of
         self._db = connection
         self._lock = lock
         self._clock = clock
@@ -96,9 +86,10 @@ class CampaignStore:
             store._db.close()
             partial.replace(folder / "campaign.sqlite")  # a store is whole or not there
             store._db = _connect(folder / "campaign.sqlite")
-        except sqlite3.Error as error:
+            store._db.text_factory = text_of
+        except STORE_ERRORS as error:
             os.close(lock)
-            raise _error(error, folder) from None
+            raise store_error(error, folder) from None
         return store
 
     @classmethod
@@ -125,8 +116,8 @@ class CampaignStore:
         path = _existing(folder)
         try:
             connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
-        except sqlite3.Error as error:
-            raise _error(error, path) from None
+        except STORE_ERRORS as error:
+            raise store_error(error, path) from None
         store = cls(folder, connection, None, SYSTEM)
         try:
             store._check_format()
@@ -149,21 +140,47 @@ class CampaignStore:
             self._lock = None
 
     def _check_format(self) -> None:
-        try:
-            found = self._meta("format")
-        except sqlite3.Error as error:
-            raise _error(error, self.folder) from None
+        found = self._meta("format")
         if found != FORMAT:
-            raise RunStoreError(f"format {found!r}, {FORMAT!r} expected", path=str(self.folder / "campaign.sqlite"))
+            raise RunStoreError(f"format {str(found)[:40]!r}, {FORMAT!r} expected", path=str(self._path))
 
     def _meta(self, key: str) -> str | None:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        try:
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        except STORE_ERRORS as error:
+            raise store_error(error, self._path) from None
         return None if row is None else str(row[0])
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "campaign.sqlite"
+
+    def _rows(self, table: str, columns: Mapping[str, str], rest: str = "", given: tuple[Any, ...] = ()) -> Iterator[Any]:
+        return checked_rows(self._db, self._path, table, columns, rest, given)
+
+    @contextmanager
+    def _one_moment(self) -> Iterator[None]:
+        """What is read here is of one moment: a hunt that goes on meanwhile has counted a hang in no table or in all of them."""
+        try:
+            self._db.execute("BEGIN")
+        except STORE_ERRORS as error:
+            raise store_error(error, self._path) from None
+        try:
+            yield
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
     @property
     def plan(self) -> HuntPlan:
         """The plan that the campaign was created with."""
-        return HuntPlan.from_document(json.loads(self._meta("plan") or "{}"), str(self.folder))
+        try:
+            document = json.loads(self._meta("plan") or "{}")
+            if not isinstance(document, dict):
+                raise ValueError("no table of keys")
+            return HuntPlan.from_document(document, "plan")
+        except (ValueError, RecursionError, PlanError) as error:
+            raise damaged(self._path, f"its plan: {str(error)[:300]}") from None
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -171,10 +188,10 @@ class CampaignStore:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except STORE_ERRORS as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise _error(error, self.folder / "campaign.sqlite") from None
+            raise store_error(error, self._path) from None
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -242,7 +259,7 @@ class CampaignStore:
         """Make ``tally`` anew from the trials (the windows' table cannot be: trials do not keep all their keys)."""
         plan = self.plan
         tally: dict[tuple[str, str, str], list[float]] = {}
-        for cell, kind, seconds in self._db.execute("SELECT cell, kind, seconds FROM trials"):
+        for cell, kind, seconds in self._rows("trials", {"cell": "count", "kind": "text", "seconds": "seconds"}):
             for name, value in (("", ""), *plan.values_of(cell).items()):
                 entry = tally.setdefault((name, _text(value), kind), [0, 0.0])
                 entry[0] += 1
@@ -255,73 +272,72 @@ class CampaignStore:
 
     def done_numbers(self) -> tuple[int, list[int]]:
         """(the smallest number from which on none is stored, the missing numbers below it; at most a million of them)."""
-        try:
-            (high,) = self._db.execute("SELECT coalesce(max(number) + 1, 0) FROM trials").fetchone()
-            (count,) = self._db.execute("SELECT count(*) FROM trials").fetchone()
-            if count == high:
-                return int(high), []
-            missing: list[int] = []
-            expected = 0
-            for (number,) in self._db.execute("SELECT number FROM trials ORDER BY number"):
-                while expected < number and len(missing) < 1_000_000:
-                    missing.append(expected)
-                    expected += 1
-                expected = number + 1
-            return int(high), missing
-        except sqlite3.Error as error:
-            raise _error(error, self.folder) from None
+        high, count = next(self._rows("trials", {"coalesce(max(number) + 1, 0)": "count", "count(*)": "count"}))
+        if count == high:
+            return high, []
+        missing: list[int] = []
+        expected = 0
+        for (number,) in self._rows("trials", {"number": "count"}, "ORDER BY number"):
+            while expected < number and len(missing) < 1_000_000:
+                missing.append(expected)
+                expected += 1
+            expected = number + 1
+        return high, missing
 
     def window_counts(self) -> dict[str, int]:
         """Danger window -> trials that reached it."""
-        return dict(self._db.execute("SELECT key, trials FROM windows"))
+        return dict(self._rows("windows", {"key": "text", "trials": "count"}))
 
     def first_trial(self, identity: str) -> tuple[int, int]:
         """(cell, seed) of the first trial that hung so."""
-        row = self._db.execute("SELECT cell, seed FROM trials WHERE identity = ? ORDER BY number LIMIT 1", (identity,)).fetchone()
+        first = "WHERE identity = ? ORDER BY number LIMIT 1"
+        row = next(self._rows("trials", {"cell": "count", "seed": "count"}, first, (identity,)), None)
         if row is None:
             raise RunStoreError(f"no trial hung with identity {identity}", path=str(self.folder))
         return int(row[0]), int(row[1])
 
     def times_to_hang(self, most: int = 10_000) -> list[tuple[str, float]]:
         """(identity, seconds from the trial's start to the verdict), the first ``most`` hangs."""
-        rows = self._db.execute(
-            "SELECT identity, to_hang FROM trials WHERE identity IS NOT NULL AND to_hang IS NOT NULL ORDER BY number LIMIT ?",
-            (most,),
-        )
-        return [(str(identity), float(seconds)) for identity, seconds in rows]
+        known = "WHERE identity IS NOT NULL AND to_hang IS NOT NULL ORDER BY number LIMIT ?"
+        rows = self._rows("trials", {"identity": "text", "to_hang": "seconds"}, known, (most,))
+        return [(identity, float(seconds)) for identity, seconds in rows]
 
     def events(self, kind: str | None = None) -> list[tuple[str, str, dict[str, Any]]]:
         """(when, kind, detail) of all events, or of one kind."""
-        rows = self._db.execute("SELECT at, kind, detail FROM events WHERE ? IS NULL OR kind = ? ORDER BY id", (kind, kind))
+        columns = {"at": "text", "kind": "text", "detail": "text"}
         found = []
-        for at, name, detail in rows:
+        for at, name, detail in self._rows("events", columns, "WHERE ? IS NULL OR kind = ? ORDER BY id", (kind, kind)):
             try:
                 parsed = json.loads(detail)
-            except ValueError:
-                parsed = {"text": detail}  # cut at its longest
-            found.append((str(at), str(name), parsed))
+            except (ValueError, RecursionError):
+                parsed = None  # cut at its longest
+            if not isinstance(parsed, dict) or not is_seconds(parsed.get("seconds", 0)):
+                parsed = {"text": detail}
+            found.append((at, name, parsed))
         return found
 
     def summary(self) -> Summary:
         """The campaign so far, from the tallies. RunStoreError if it cannot be read."""
-        try:
-            factors: dict[str, dict[str, dict[str, int]]] = {}
-            kinds: dict[str, int] = {}
-            total = 0.0
-            for factor, value, kind, trials, seconds in self._db.execute("SELECT factor, value, kind, trials, seconds FROM tally"):
+        factors: dict[str, dict[str, dict[str, int]]] = {}
+        kinds: dict[str, int] = {}
+        total = 0.0
+        with self._one_moment():
+            columns = {"factor": "text", "value": "text", "kind": "text", "trials": "count", "seconds": "seconds"}
+            for factor, value, kind, trials, seconds in self._rows("tally", columns):
                 if factor == "":
                     kinds[kind] = trials
                     total += seconds
                 else:
                     factors.setdefault(factor, {}).setdefault(value, {})[kind] = trials
-            rows = self._db.execute(
-                "SELECT identity, class, cause, signature, first_trial, hangs, minimised, bundle FROM hangs "
-                "ORDER BY hangs DESC, identity"
-            )
-            hangs = tuple(HangKind(*row) for row in rows)
-            windows = tuple(self._db.execute("SELECT key, trials, hangs FROM windows ORDER BY trials DESC, key"))
-        except sqlite3.Error as error:
-            raise _error(error, self.folder) from None
+            columns = {
+                "identity": "text", "class": "text", "cause": "text?", "signature": "text?", "first_trial": "count",
+                "hangs": "count", "minimised": "path?", "bundle": "path?",
+            }  # fmt: skip
+            hangs = tuple(HangKind(*row) for row in self._rows("hangs", columns, "ORDER BY hangs DESC, identity"))
+            columns = {"key": "text", "trials": "count", "hangs": "count"}
+            windows = tuple(self._rows("windows", columns, "ORDER BY trials DESC, key"))
+        if sum(hang.hangs for hang in hangs) > kinds.get("hang", 0) or any(hung > trials for _, trials, hung in windows):
+            raise damaged(self._path, "tables tally, windows and hangs: more hangs than trials")
         return Summary(self.plan.name, sum(kinds.values()), kinds, total, hangs, windows, factors)
 
 
@@ -334,8 +350,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=30.0, isolation_level=None)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-    except sqlite3.Error as error:
-        raise _error(error, path) from None
+    except STORE_ERRORS as error:
+        raise store_error(error, path) from None
     return connection
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4_repro.repro import bounds
 from dsv4_repro.repro.bounds import at_least, at_most, bounds_of
 
 
@@ -41,6 +43,28 @@ def test_the_bounds_are_where_the_tail_is_alpha(case: tuple[int, int], confidenc
 
 def test_large_counts_stay_finite() -> None:
     assert 0.0 < at_most(3, 100_000) < 2e-4
+
+
+@pytest.mark.parametrize("trials", [10**6, 10**7, 10**8, 10**12])
+def test_a_campaign_of_any_length_has_its_bounds_at_once(trials: int) -> None:
+    """The sum over all trials took a minute for a million of them; a store that claims 10^12 never ended."""
+    began = time.process_time()
+    for hangs in (1, 1000, trials // 2, trials - 1):
+        low, high = at_least(hangs, trials, 0.99), at_most(hangs, trials, 0.99)
+        share, spread = hangs / trials, math.sqrt(max(hangs / trials * (1 - hangs / trials), 1 / trials) / trials)
+        assert share - 9 * spread <= low < share < high <= share + 9 * spread
+        if 1000 <= hangs <= trials // 2 and trials <= 10**7:  # there the normal distribution is near
+            assert (high - share) / spread == pytest.approx(2.326, rel=0.05)
+            assert (share - low) / spread == pytest.approx(2.326, rel=0.05)
+    assert time.process_time() - began < 5.0
+
+
+def test_chernoffs_bounds_are_not_narrower_than_the_exact_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [(1, 10), (3, 200), (100, 200), (199, 200), (1, 5000)]
+    exact = [(at_least(*case), at_most(*case)) for case in cases]
+    monkeypatch.setattr(bounds, "_EXACT", 0)
+    for case, (low, high) in zip(cases, exact, strict=True):
+        assert low / 4 < at_least(*case) <= low < high <= at_most(*case)
 
 
 def test_what_is_said() -> None:
