@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dsv4_repro.errors import EvidenceError
+from dsv4_repro.errors import EvidenceError, RunStoreError
 from dsv4_repro.forensics.corewriter import write_core
 from dsv4_repro.forensics.records import Diagnosis
 from dsv4_repro.repro import unpack
@@ -132,6 +132,20 @@ def test_out_keeps_diagnosis_and_report(log: Path, tmp_path: Path) -> None:
     assert view.diagnosis is not None
     assert "Autopsy of " in (tmp_path / "kept" / "report.md").read_text()
     assert main(["report", str(tmp_path / "kept")]) == 0
+
+
+def test_a_diagnosis_that_cannot_be_kept_is_said_and_in_the_record(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_arguments: Any) -> None:
+        raise RunStoreError("cannot write: the disk or the quota is full", path="diagnosis.json")
+
+    monkeypatch.setattr(RunStore, "write_diagnosis", full)
+    assert main(["autopsy", str(log), "--out", str(tmp_path / "kept")]) == 5
+    assert "diagnosis.json: cannot write" in capsys.readouterr().err
+    record = json.loads((tmp_path / "kept" / "run.json").read_text())
+    assert (record["state"], record["outcome"], record["exit_status"]) == ("finished", "hang", 5)
+    assert "diagnosis.json" in record["error"]
 
 
 def _run_with(tmp_path: Path, files: dict[str, tuple[str, bytes]], diagnosis: Diagnosis | None = None) -> Path:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dsv4_repro.clock import SYSTEM
 from dsv4_repro.errors import SeveralServersError, UnavailableError, UsageError
 from dsv4_repro.forensics.device_state import Unread
 from dsv4_repro.repro import watch_verb
@@ -151,8 +152,8 @@ def test_a_process_that_ends_after_the_watch_began_is_waited_for() -> None:
     child = subprocess.Popen(["sleep", "300"])
     try:
         flags = watch_verb.WatchFlags(pid=child.pid)
-        watch_verb._check_named(flags, watch_verb.SYSTEM)
-        finder = watch_verb._Finder(child.pid, None, None, watch_verb.SYSTEM)
+        watch_verb._check_named(flags, SYSTEM)
+        finder = watch_verb._Finder(child.pid, None, None, SYSTEM)
     finally:
         child.kill()
         child.wait()

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from dsv4_repro.clock import SYSTEM
+from dsv4_repro.errors import RunStoreError
 from dsv4_repro.repro.child import package_path
+from dsv4_repro.repro.runstore import RunStore
 from dsv4_repro.repro.serving import hang_process
 from dsv4_repro.repro.serving.hang_document import encode_hang
 from dsv4_repro.repro.serving.hang_process import HangKept, capture_in_process
+from dsv4_repro.repro.serving.hang_run import diagnosis_of_samples, keep_hang
 from dsv4_repro.repro.serving.records import Assessment, Rank, ServerTarget, Snapshot
 from dsv4_repro.repro.serving.watch_loop import Hang
 
@@ -33,6 +36,21 @@ def _hang(lines: int = 3, **more: Any) -> Hang:
     assessment = Assessment("hung", now, now - 3, ("nothing moves",), ("its step has not ended",), live_requests=3)
     recent = tuple(("sample", {"wall": 1.0, "state": "healthy", "filler": "x" * 200}) for _ in range(lines))
     return Hang(target, Snapshot(at=now), assessment, recent, 1, **more)
+
+
+def test_a_diagnosis_that_cannot_be_written_leaves_a_finished_record_and_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any) -> None:
+        raise RunStoreError("cannot write: the disk or the quota is full", path="diagnosis.json")
+
+    monkeypatch.setattr(RunStore, "write_diagnosis", full)
+    with pytest.raises(RunStoreError, match="the disk or the quota is full"):
+        keep_hang(_hang(), tmp_path, lambda hang, *_: diagnosis_of_samples(hang), attach=False, command=[])
+    (run,) = (tmp_path / "watch").iterdir()
+    record = json.loads((run / "run.json").read_text())
+    assert (record["state"], record["outcome"], record["exit_status"]) == ("finished", "hang", 3)
+    assert "diagnosis.json" in record["error"]
 
 
 def _alive(pid: int) -> bool:
