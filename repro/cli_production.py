@@ -81,7 +81,8 @@ def register(app: typer.Typer) -> None:
         Exit status: with --once 3 a hang, 0 fine, 4 it has ended, 5 not decided; else 130 after Ctrl-C. 5 at once where there is no
         such PID, or several servers are here and none is named.
         """
-        from .watch_verb import WatchFlags, run_watch
+        from .watch_actions import WatchFlags
+        from .watch_verb import run_watch
 
         return run_watch(
             WatchFlags(

@@ -19,7 +19,7 @@ __all__ = ["Watched", "end_lines", "first_lines"]
 
 
 class Watched(Protocol):
-    """The flags that the first lines speak of (``watch_verb.WatchFlags``)."""
+    """The flags that the first lines speak of (``watch_actions.WatchFlags``)."""
 
     @property
     def pid(self) -> int | None: ...

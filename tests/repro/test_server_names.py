@@ -18,7 +18,7 @@ import pytest
 from dsv4_repro.clock import SYSTEM
 from dsv4_repro.errors import SeveralServersError, UnavailableError, UsageError
 from dsv4_repro.forensics.device_state import Unread
-from dsv4_repro.repro import watch_verb
+from dsv4_repro.repro import watched_server
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.server_names import asked_by, http_address, server_name
 from dsv4_repro.repro.serving import ranks
@@ -151,9 +151,8 @@ def test_a_pid_that_is_none_is_refused_by_watch_at_once(
 def test_a_process_that_ends_after_the_watch_began_is_waited_for() -> None:
     child = subprocess.Popen(["sleep", "300"])
     try:
-        flags = watch_verb.WatchFlags(pid=child.pid)
-        watch_verb._check_named(flags, SYSTEM)
-        finder = watch_verb._Finder(child.pid, None, None, SYSTEM)
+        watched_server.check_named(child.pid, None, SYSTEM)
+        finder = watched_server.WatchFinder(child.pid, None, None, SYSTEM)
     finally:
         child.kill()
         child.wait()

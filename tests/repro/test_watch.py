@@ -23,7 +23,7 @@ import jsonschema
 import pytest
 
 from dsv4_repro.clock import SYSTEM, FakeClock
-from dsv4_repro.repro import watch_verb
+from dsv4_repro.repro import watch_verb, watched_server
 from dsv4_repro.repro.__main__ import main
 from dsv4_repro.repro.child import package_path
 from dsv4_repro.repro.schemas import schema_of
@@ -163,7 +163,7 @@ def test_pid_and_url_of_one_server_go_together_and_those_of_two_are_refused(
 
 def test_a_server_named_by_pid_and_url_is_found_again_after_a_restart(stand_in: _Make, tmp_path: Path) -> None:
     with stand_in() as server:
-        finder = watch_verb._Finder(server.pid, server.base_url, None, SYSTEM)
+        finder = watched_server.WatchFinder(server.pid, server.base_url, None, SYSTEM)
         before = finder()
         assert before is not None
         assert (before.api_pid, before.base_url) == (server.pid, server.base_url)
