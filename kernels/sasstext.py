@@ -178,9 +178,7 @@ _LISTING_LINE = re.compile(
     r"(?:<(?P<name>.{0,4000}?)(?:\+(?P<plus>0x[0-9a-fA-F]{1,12}|\d{1,12}))?>\s*)?:(?!:)\s*(?P<code>\S.*)$"
 )
 _HEADER_LINE = re.compile(r"^Dump of assembler code for function (?P<name>.{1,4000}?):?\s*$")
-_CODE = re.compile(
-    r"^(?P<guard>@!?U?P(?:\d|T))?\s*(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)\s*(?P<operands>[^;]*?)\s*;?\s*(?:/\*.*)?$"
-)
+_CODE = re.compile(r"^(?P<guard>@!?U?P(?:\d|T))?\s*(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)(?P<operands>.*)$")
 _TARGET = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _BRANCHES = frozenset(("BRA", "BRX", "JMP", "CALL", "BSSY", "JMX", "BRXU", "JMXU", "SYNC", "CONT"))
 MAX_LISTING_LINES = 200_000
@@ -216,7 +214,9 @@ def parse_listing(text: str) -> Listing:
     lines: dict[int, SassLine] = {}
     current: int | None = None
     for address, _, _, mark, code in rows:
-        parts = _CODE.match(code.strip())
+        # Cut by hand: a pattern for what ends an instruction shares a long run of blanks out in every way there is.
+        code = code.partition("/*")[0].strip().removesuffix(";")
+        parts = _CODE.match(code) if ";" not in code else None
         if parts is None or address < origin:
             continue
         offset = address - origin

@@ -124,6 +124,20 @@ def _about_out(error: BaseException, arguments: Sequence[str]) -> ReproError | N
     return disk_error(error, where, "write")
 
 
+def _about_given(error: BaseException, arguments: Sequence[str]) -> ReproError | None:
+    """The typed error where the system cannot even look for a path of the command line (its name is too long, links go round, a
+    file stands where a folder should): no defect."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
+        return None
+    if not isinstance(error.filename, str | bytes | os.PathLike):
+        return None
+    where = Path(os.fsdecode(error.filename))
+    given = [word.rpartition("=")[2] for word in arguments if word]
+    if not any(where.absolute().is_relative_to(Path(word).absolute()) for word in given if word):
+        return None
+    return UsageError(f"{str(where)[:200]}: {error.strerror}")
+
+
 def _interrupted(*, as_json: bool) -> int:
     message = "interrupted; what was written so far is kept"
     _say(f"dsv4-repro: {message}")
@@ -197,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if as_json:
                 _error_document("UsageError", str(getattr(error, "message", error)), "See: dsv4-repro --help", USAGE)
             return USAGE
-        refused = _about_out(error, arguments)
+        refused = _about_out(error, arguments) or _about_given(error, arguments)
         if refused is not None:
             return _report_error(refused, arguments, as_json=as_json)
         if type(error).__name__ == "Abort":  # what the command line library makes of Ctrl-C

@@ -53,7 +53,14 @@ def autopsy_file(path: Path) -> Diagnosis:
 
     with plain_file(path) as plain:
         reader: Callable[[Path], Diagnosis] = diagnose_dump if head_of(plain).startswith(_ELF) else diagnose_transcript
-        diagnosis = reader(plain)
+        try:
+            diagnosis = reader(plain)
+        except EvidenceError as error:
+            if plain == path:
+                raise
+            # What was unpacked is gone in a moment, and nobody knows it by that name.
+            why = str(error).replace(f"{plain}: ", "").replace(str(plain), str(path))
+            raise type(error)(why, path=str(path), place="unpacked", help_text=error.help_text) from error
     return diagnosis if plain == path else _under_its_own_name(diagnosis, path)
 
 
@@ -219,6 +226,8 @@ def _is_pid(target: str) -> bool:
 
 
 def _judge(targets: Sequence[str], screen: Screen) -> Diagnosis:
+    if not all(targets):  # an unset variable of a script: the folder one happens to be in is not what was meant
+        raise UsageError("an empty name: give a file, a run directory or a process id")
     paths = [Path(target) for target in targets]
     for path in paths:
         if not path.exists() and not path.is_symlink():

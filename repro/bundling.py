@@ -223,7 +223,8 @@ def make_bundle(
     except OSError as error:
         raise disk_error(error, target, "write the bundle") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing could be made, nothing can be removed
+            temporary.unlink(missing_ok=True)
         shutil.rmtree(work, ignore_errors=True)
     return done
 

@@ -84,7 +84,7 @@ def plain_file(path: Path, *, limit: int = MAX_UNPACKED) -> Iterator[Path]:
         return
     folder = Path(tempfile.mkdtemp(prefix="dsv4-repro-"))
     try:
-        target = folder / path.with_suffix("").name
+        target = folder / "unpacked"  # its own name may be none without the suffix: "..gz"
         with target.open("wb") as stream:
             _unpack(path, kind, stream, limit)
         yield target

@@ -96,8 +96,9 @@ def _read_core(leaf: Leaf, path: Path, case: CaseFile) -> None:
             facts = facts_of_state(dump.state, ref, hints, exception, sample)
             facts = judged(facts, dump.state, case, memory=dump.word, faults=dump.faults)
     except EvidenceError as error:
-        case.unread.append(UnreadItem(what=leaf.path, why=str(error), remedy=error.help_text))
-        case.parts.append(InputPart(leaf.path, "", "unread", ("GPU core dump",), note=str(error)[:300]))
+        why = str(error).removeprefix(f"{path}: ")  # a packed one lies under a name that nobody gave and that is gone afterwards
+        case.unread.append(UnreadItem(what=leaf.path, why=why, remedy=error.help_text))
+        case.parts.append(InputPart(leaf.path, "", "unread", ("GPU core dump",), note=why[:300]))
         return
     case.devices.append(facts)
     case.parts.append(InputPart(leaf.path, "", "read", ("GPU core dump",)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,27 @@ def test_any_text_is_a_listing(text: str) -> None:
 def test_a_long_hostile_line_costs_little() -> None:
     hostile = "=> 0x1 <" + "<" * 5000 + "+1" * 20000 + ":\tNOP\n"
     assert parse_listing(hostile * 50).lines == ()
+    began = time.process_time()
+    for head in (
+        "0x10: ",
+        "0x10 <f+0>: ",
+        "=> 0x10 <f+16>:\t@!P0 BRA 0x7c000",
+        "0x10: @P0 A",
+        "0x10: A.B ",
+        "0x",
+        "Dump of assembler code",
+    ):
+        for filler in (" ", "\t", "A", ".A", "A ", ",", ";", "; ", "/*", "/* ", "(", "[", "0", "<", "+1"):
+            for end in ("!", ";", "; x", "/*", "x;x"):
+                parse_listing(f"{head}{(filler * 8000)[:8000]}{end}\n" * 5)
+    assert time.process_time() - began < 10.0
+
+
+def test_what_ends_an_instruction_is_no_operand() -> None:
+    for end in ("", ";", " ;", " ; ", "; /* 0x000fe */", " /* 0x000fe */", "/*"):
+        (line,) = parse_listing(f"0x10 <f+16>:\t@!P0 LDG.E R4, [R2+0x8]{end}\n").lines
+        assert (line.predicate, line.opcode, line.operands) == ("@!P0", "LDG.E", ("R4", "[R2+0x8]"))
+    assert parse_listing("0x10 <f+16>:\tNOP; NOP;\n0x20 <f+32>:\tNOP;;\n").lines == ()
 
 
 # -- nvdisasm

@@ -1,0 +1,76 @@
+"""Names that no file can have, or that an unset variable left empty, are said in a sentence; what is unpacked keeps its name."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4_repro.repro.__main__ import main
+
+CORE = Path(__file__).resolve().parent.parent / "fixtures" / "cores" / "healthy.nvcudmp.xz"
+PACKERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress}
+VERBS = [
+    ["autopsy"], ["report"], ["bundle"], ["minimise"], ["hunt"], ["hunt", "--status"], ["audit", "--offline"],
+    ["bisect", "--builds"], ["verify", "drain", "--plan"], ["agent", "show"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "a/" * 3000, "loop", "loop/x", "file/x"], ids=lambda name: name[:6])
+def test_a_path_that_the_system_refuses_is_no_fault_of_ours(
+    verb: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("file").write_text("x")
+    assert main([*verb, name]) in (2, 5)
+    said = capsys.readouterr().err
+    assert name[:8] in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("out", ["file/x", "file/x.zip", "x" * 300])
+def test_a_bundle_that_cannot_be_written_is_said(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    Path("run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(
+        '{"schema": "dsv4-repro/run/1", "scenario": "drain", "ground": "cpu", "state": "finished"}'
+    )
+    assert main(["bundle", "run", "--out", out]) == 5
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_an_empty_name_is_not_the_folder_one_is_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["autopsy", ""]) == 2
+    assert main(["autopsy", str(CORE), ""]) == 2
+    assert "empty name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["..", ".", "...", "a", "a\nb\x1b[31m", "x" * 250])
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_packed_dump_of_any_name_is_read_and_a_damaged_one_is_named_as_given(
+    name: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lzma.open(CORE) as stream:
+        raw = stream.read()
+    path = tmp_path / (name + suffix)
+    path.write_bytes(PACKERS[suffix](raw))
+    assert main(["autopsy", str(path)]) == 5
+    assert "healthy_worker" in capsys.readouterr().out
+    for cut in (4, 63, 9000, len(raw) - 100):
+        path.write_bytes(PACKERS[suffix](raw[:cut]))
+        for given in (path, tmp_path):  # alone, and as a part of a folder
+            assert main(["autopsy", str(given)]) == 5
+            said = capsys.readouterr()
+            text = (said.err + said.out).replace("\n", "").replace(" ", "")
+            assert (str(tmp_path) if given == path else name[:1]) in text
+            assert f"{tempfile.gettempdir()}/dsv4" not in text
+            assert f"{tempfile.gettempdir()}/tmp" not in text
