@@ -25,15 +25,13 @@ from .records import CARDS_GUESSED, Assessment, Blind, LoadSample, ServerTarget,
 from .renewal import Renewal
 from .server_watchdog import ServerWatchdog
 from .signals import LogReader, MetricsReader, ProcessReader
+from .timed_source import FAILURES, Source
 from .watch_limits import WatchLimits
 
 if TYPE_CHECKING:  # what the other grounds need would stay in a watch of weeks
     from ..ground import Emit
 
-__all__ = ["Load", "Observer", "Periods", "Source"]
-
-#: Errors of a source that make it blind for now; it is asked again.
-_FAILURES = (ReproError, OSError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError, TypeError)
+__all__ = ["Load", "Observer", "Periods"]
 
 
 class Load(Protocol):
@@ -63,74 +61,6 @@ class Periods:
     retry: float = 5.0
     #: NVML can start late, and trying costs a library load.
     retry_cards: float = 60.0
-
-
-class Source:
-    """One source in a thread of its own. ``make``: sets it up and gives its look function; a failure of it or of a look is kept as
-    ``why`` and tried again. ``stale_s``: an answer older than this counts no more.
-    """
-
-    def __init__(
-        self, name: str, make: Callable[[], Callable[[], Any]], *, period_s: float, stale_s: float, retry_s: float, clock: Clock
-    ) -> None:
-        self.name = name
-        self._make, self._period_s, self._stale_s, self._retry_s, self._clock = make, period_s, stale_s, retry_s, clock
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._value: Any = None
-        self._at: float | None = None
-        self._why = ""
-        self._began = clock.monotonic()
-        self._thread = threading.Thread(target=self._run, name=f"dsv4-repro-{name}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def every(self, period_s: float) -> None:
-        """Look so often from the next look on."""
-        self._period_s = period_s
-
-    def stop(self) -> None:
-        """Ask it to end; it is not waited for."""
-        self._stop.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Whether it has ended within that time; a look that is stuck has not."""
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def latest(self) -> tuple[Any, Blind | None]:
-        """The newest answer, or None and why there is none."""
-        now = self._clock.monotonic()
-        with self._lock:
-            value, at, why = self._value, self._at, self._why
-        if at is not None and now - at <= self._stale_s:
-            return value, None
-        if why:
-            return None, Blind(self.name, why)
-        silent = now - (at if at is not None else self._began)
-        if at is None and silent <= self._stale_s:
-            return None, None
-        return None, Blind(self.name, f"has not answered for {silent:.0f} s: its reader is stuck, the others go on")
-
-    def _run(self) -> None:
-        look: Callable[[], Any] | None = None
-        while not self._stop.is_set():
-            wait = self._period_s
-            try:
-                if look is None:
-                    look = self._make()
-                value = look()
-            except _FAILURES as error:
-                with self._lock:
-                    self._why = (str(error) or type(error).__name__)[:300]
-                    self._value = self._at = None
-                wait = self._retry_s if look is None else max(self._period_s, 1.0)
-            else:
-                with self._lock:
-                    self._value, self._at, self._why = value, self._clock.monotonic(), ""
-            self._stop.wait(wait)
 
 
 class Observer:
@@ -299,7 +229,7 @@ class Observer:
         while not self._stop.is_set():
             try:
                 self._once()
-            except _FAILURES as error:
+            except FAILURES as error:
                 # Ours: counted and said, and the next look is made all the same.
                 self.failures += 1
                 if self.failures in (1, 10, 100, 1000):
@@ -325,7 +255,7 @@ class Observer:
         if ours is not None:
             try:
                 load = ours.sample()
-            except _FAILURES as error:
+            except FAILURES as error:
                 blind.append(Blind("load", f"{type(error).__name__}: {error}"[:200]))
         return Snapshot(
             at=self._clock.monotonic(),

@@ -18,12 +18,10 @@ from ...clock import SYSTEM, Clock, Deadline
 from ...errors import SeveralServersError, UnavailableError, UsageError
 from ...forensics.collect.nvml import Nvml
 from ...forensics.collect.process_table import (
-    listening,
     output_file,
     read_environment,
     read_process_table,
     same_namespace,
-    socket_holders,
     start_ticks,
 )
 from ...forensics.device_state import Unread
@@ -31,6 +29,7 @@ from .gpu_holders import has_cuda, start_asking
 from .rank_numbers import Look, agent_names, numbered
 from .records import Rank, ServerTarget
 from .roles import is_ray_worker, option, roles_of, server_roots
+from .server_address import base_url_of, holder_of_port, served_name
 from .shown_words import shown_title
 
 __all__ = ["agent_names", "find_named", "find_server", "find_servers", "is_same", "output_rank", "refresh", "with_log"]
@@ -145,7 +144,7 @@ def _by_url(look: Look, url: str) -> ServerTarget:
         raise UsageError(f"{url[:200]!r} is neither a pid nor a URL", help_text="For example: http://127.0.0.1:8000")
     base = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/').removesuffix('/v1')}"
     roots = server_roots(look.table)
-    holder, unread = _holder_of_port(look, port, roots)
+    holder, unread = holder_of_port(look, port, roots)
     if holder is not None:
         chain = [holder, *look.table.ancestors(holder)]
         return _target(look, next((one for one in chain if one in roots), holder), base)
@@ -161,23 +160,6 @@ def _by_url(look: Look, url: str) -> ServerTarget:
             ),
         )  # fmt: skip
     return ServerTarget(base_url=base, unread=(*look.table.unread, *unread))
-
-
-def _holder_of_port(look: Look, port: int, roots: Sequence[int]) -> tuple[int | None, tuple[Unread, ...]]:
-    """Who listens on a port: in our network namespace, else in that of a server (a container with a published port)."""
-    inodes = [inode for inode, number in listening(root=look.root).items() if number == port]
-    candidates = [pid for one in roots for pid in look.table.below(one)]
-    rest = sorted(set(look.table.entries) - set(candidates), reverse=True)
-    if inodes:
-        held, unread = socket_holders(inodes, [*candidates, *rest], look.root, deadline=look.sockets)
-        if held:
-            return min(held), ()
-        why = f"something listens on port {port}; the open files of {len(unread)} processes may not be read"
-        return None, (Unread(f"who listens on port {port}", why, f"sudo ss -ltnp 'sport = :{port}'"),)
-    for root in roots:
-        if same_namespace(root, "net", look.root) is False and port in listening(root, look.root).values():
-            return root, ()
-    return None, ()
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -203,9 +185,9 @@ def _target(look: Look, root: int, base_url: str | None) -> ServerTarget:
     tree |= dict.fromkeys(workers, "worker")
     unread += _namespaces(look, root)
     entry = table.entries[root]
-    model = option(entry.argv, "--served-model-name") or option(entry.argv, "--model") or _positional(entry.argv)
+    model = option(entry.argv, "--served-model-name") or option(entry.argv, "--model") or served_name(entry.argv)
     return ServerTarget(
-        base_url=base_url or _base_url(look, root, roles, unread),
+        base_url=base_url or base_url_of(look, root, roles, unread),
         model=model,
         api_pid=root,
         engine_pids=engines,
@@ -314,34 +296,6 @@ def _namespaces(look: Look, root: int) -> list[Unread]:
         why = "another user's process: namespaces, environment, open files, stacks and memory are closed to us"
         found.append(Unread(f"process {root} from inside", why, "Run as the server's user or as root."))
     return found
-
-
-def _positional(argv: Sequence[str]) -> str | None:
-    if "serve" not in argv:
-        return None
-    word = next(iter(argv[argv.index("serve") + 1 :]), "-")
-    return None if word.startswith("-") else word
-
-
-def _base_url(look: Look, root: int, roles: Mapping[int, tuple[str, str]], unread: list[Unread]) -> str | None:
-    """From the sockets that the API server listens on, else from its command line (vLLM's default port is 8000)."""
-    argv = look.table.entries[root].argv
-    given = option(argv, "--port")
-    wanted = int(given[:6]) if given and given.isascii() and given.isdigit() else 8000
-    host = option(argv, "--host") or "127.0.0.1"
-    host = (
-        "127.0.0.1" if host in ("0.0.0.0", "localhost", "") else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
-    )
-    sockets = listening(root, look.root)
-    pids = [pid for pid, (role, _) in roles.items() if role == "api"]
-    held, closed = socket_holders(sockets, pids, look.root, deadline=look.sockets)
-    ports = sorted({sockets[inode] for inodes in held.values() for inode in inodes})
-    if wanted in ports or (not ports and (closed or given)):
-        return f"http://{host}:{wanted}"
-    if len(ports) == 1:
-        return f"http://{host}:{ports[0]}"
-    unread.append(Unread("the server's URL", f"it listens on {ports or 'no TCP port yet'}", "Name it: --url http://HOST:PORT"))
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

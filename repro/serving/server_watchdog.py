@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from .blind_signals import name_blind
 from .device_signs import DeviceTrack, Signs, device_words, own_tracks, recorder_signs, resident, spin_signs
 from .host_work import HostWork, log_works
 from .movement import Movement
@@ -206,7 +207,8 @@ class ServerWatchdog:
             signs.against, signs.facts = [], []
         if snapshot.remote_ranks:
             self._hold_for_remote(snapshot.remote_ranks, signs)
-        self._blind(snapshot, signs, still_s, demand)
+        suspicious = bool(signs.signals) or (demand and still_s >= self.limits.suspect_s)
+        name_blind(snapshot, signs, torn=self._movement.torn, suspicious=suspicious)
         if movement.moved:
             self._moves.append(movement.now)
         reasons: list[str] = []
@@ -347,40 +349,6 @@ class ServerWatchdog:
         ):
             return f"recovered: {len(self._moves)} movements in {span:.1f} s"
         return ""
-
-    def _blind(self, snapshot: Snapshot, signs: Signs, still_s: float, demand: bool) -> None:
-        """Name each signal that says nothing here, or says what is not so."""
-        engine, log, blind = snapshot.engine, snapshot.log, signs.blind
-        suspicious = bool(signs.signals) or (demand and still_s >= self.limits.suspect_s)
-        if engine is None:
-            blind.append(Blind("/metrics", "not looked at"))
-        elif engine.error:
-            blind.append(Blind("/metrics", engine.error))
-        elif self._movement.torn:
-            blind.append(Blind("/metrics", "the scrape lacks figures of the one before: it is a part, and not compared"))
-        else:
-            if engine.generation_tokens is None and engine.iterations is None:
-                blind.append(Blind("/metrics", "token and iteration counters are not exported"))
-            if engine.running is None:
-                blind.append(Blind("vllm:num_requests_running", "not exported"))
-        if engine is not None and engine.health == 200 and suspicious:
-            blind.append(Blind("/health", "answers 200 while nothing moves: it only tells whether the engine died"))
-        elif engine is not None and engine.health is None:
-            blind.append(Blind("/health", "did not answer"))
-        if log is None:
-            blind.append(Blind("log", "no log of the server is known"))
-        elif log.error:
-            blind.append(Blind("log", log.error))
-        elif log.stats_age_s is None:
-            blind.append(Blind("stats line", "none was seen (they come every 10 s, at INFO, while it is not idle)"))
-        elif suspicious and log.stats_age_s > 25.0:
-            blind.append(Blind("stats line", f"none for {log.stats_age_s:.0f} s: the logger stands with the engine"))
-        if not snapshot.processes:
-            blind.append(Blind("processes", "none of the server is seen here: an end would only show at /health"))
-        if snapshot.canary_error:
-            blind.append(Blind("canary", f"could not be asked, which says nothing of the engine: {snapshot.canary_error}"))
-        elif snapshot.canary_age_s is None and snapshot.canary_waiting_s is None:
-            blind.append(Blind("canary", "no completion of our own is sent"))
 
     # -- the answer --------------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ import pytest
 
 from dsv4_repro.clock import SYSTEM
 from dsv4_repro.errors import RunStoreError
-from dsv4_repro.repro.serving.observer import Observer, Periods, Source
+from dsv4_repro.repro.serving.observer import Observer, Periods
 from dsv4_repro.repro.serving.records import Assessment, LoadSample, Rank, ServerTarget, Snapshot
+from dsv4_repro.repro.serving.timed_source import Source
 
 Start = Callable[..., AbstractContextManager[Any]]
 
