@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
@@ -25,6 +26,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
+
+# A busy machine makes an example slow; that says nothing of the code (one example in a run on two busy cores took over 0.2 s).
+settings.register_profile("dsv4-repro", deadline=None)
+settings.load_profile("dsv4-repro")
 
 #: Live servers in trouble, for minutes: run on purpose, skipped visibly otherwise.
 SERVER_FAULTS = "DSV4_REPRO_SERVER_FAULTS"
