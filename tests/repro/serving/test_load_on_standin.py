@@ -62,7 +62,8 @@ def test_the_window_of_a_wedge_is_measured_and_a_filler_makes_the_release_stick(
 
 @pytest.mark.parametrize(("ring", "how"), [(True, "measured"), (False, "computed")])
 def test_a_clean_drain_through_the_window(stand_in: Start, tmp_path: Path, ring: bool, how: str) -> None:
-    with stand_in(step_ms=5, **({"agent": True} if ring else {})) as server:
+    # Without a recorder the window is told from what arrives here: on a busy machine that needs slower steps.
+    with stand_in(step_ms=5 if ring else 20, **({"agent": True} if ring else {})) as server:
         loads = [load_on(server, tmp_path / name, ring=ring) for name in ("a", "b")]
         for load in loads:
             load.start()
