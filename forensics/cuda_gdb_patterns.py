@@ -6,28 +6,29 @@ import re
 
 DIM = r"\((\d{1,10}),\s*(\d{1,10}),\s*(\d{1,10})\)"
 HEX = r"0x[0-9a-fA-F]{1,16}"
+#: Numbers are bounded: no more than 4300 digits can be made a number, and none of these has more than twenty.
 FOCUS = re.compile(
-    rf"CUDA kernel (\d+), grid (-?\d+),(?: cluster {DIM},)? block {DIM}, thread {DIM}, "
-    r"device (\d+), sm (\d+), warp (\d+), lane (\d+)"
+    rf"CUDA kernel (\d{{1,20}}), grid (-?\d{{1,20}}),(?: cluster {DIM},)? block {DIM}, thread {DIM}, "
+    r"device (\d{1,9}), sm (\d{1,9}), warp (\d{1,9}), lane (\d{1,9})"
 )
-DEVICE = re.compile(r"^\s*\*?\s*(\d{1,4})\s+(.*?)\s+sm_(\d+)[a-z]?\s+(\d+)\s+\d+\s+\d+\s+\d+\s+0x")
+DEVICE = re.compile(r"^\s*(?:\*\s*)?(\d{1,4})\s+(\S.{0,300}?)\s{1,100}sm_(\d{1,4})[a-z]?\s+(\d{1,9})\s+\d+\s+\d+\s+\d+\s+0x")
 KERNEL = re.compile(
-    r"^\s*\*?\s*(\d+)\s+\S+\s+(\d+)\s+(-?\d+)\s+(Active|Pending|Sleeping|Running|Suspended)\s+"
+    r"^\s*(?:\*\s*)?(\d{1,20})\s+\S+\s+(\d{1,20})\s+(-?\d{1,20})\s+(Active|Pending|Sleeping|Running|Suspended)\s+"
     rf"{HEX}\S*\s+{DIM}\s+{DIM}\s+(?:{DIM}\s+)?(\S.*)$"
 )
 FRAME = re.compile(rf"^#0\s+(?:({HEX}) in )?(.{{1,2000}}?)<<<{DIM},\s*{DIM}>>>")
 HERE = re.compile(rf"^({HEX}) in (.{{1,2000}}?)<<<{DIM},\s*{DIM}>>>")
-KERNEL_HEAD = re.compile(r"^\s*Kernel (\d+)\s*$")
-COALESCED = re.compile(rf"^\s*\*?\s*{DIM}\s+{DIM}\s+(\d+)\s+([a-z]+)\b")
-BLOCK = re.compile(rf"^\s*\*?\s*{DIM}\s+([a-z]+)\s+(\d+)\s+(\d+)\b")
-SM_HEAD = re.compile(r"^\s*Device (\d+) SM (\d+)(?: Warp (\d+))?\s*$")
-WARP = re.compile(rf"^\s*\*?\s*(\d{{1,3}})\s+(0x[0-9a-fA-F]{{8}})\s+(0x[0-9a-fA-F]{{8}})\s+({HEX})\s+(\d+)\s+(.*)$")
-LANE = re.compile(rf"^\s*\*?\s*(\d{{1,2}})\s+(active|divergent|inactive|exited)\s+({HEX})\s+{DIM}")
+KERNEL_HEAD = re.compile(r"^\s*Kernel (\d{1,20})\s*$")
+COALESCED = re.compile(rf"^\s*(?:\*\s*)?{DIM}\s+{DIM}\s+(\d{{1,20}})\s+([a-z]+)\b")
+BLOCK = re.compile(rf"^\s*(?:\*\s*)?{DIM}\s+([a-z]+)\s+(\d{{1,9}})\s+(\d{{1,9}})\b")
+SM_HEAD = re.compile(r"^\s*Device (\d{1,9}) SM (\d{1,9})(?: Warp (\d{1,9}))?\s*$")
+WARP = re.compile(rf"^\s*(?:\*\s*)?(\d{{1,3}})\s+(0x[0-9a-fA-F]{{8}})\s+(0x[0-9a-fA-F]{{8}})\s+({HEX})\s+(\d{{1,20}})\s+(.*)$")
+LANE = re.compile(rf"^\s*(?:\*\s*)?(\d{{1,2}})\s+(active|divergent|inactive|exited)\s+({HEX})\s+{DIM}")
 REGISTER = re.compile(r"^(UR|UP|R|P)(\d{1,3})\s+(0x[0-9a-fA-F]{1,8})(?:\s|$)")
 PC = re.compile(rf"^pc\s+({HEX})\b")
 WORDS = re.compile(rf"^({HEX})(?:\s+<[^>]*>)?:((?:\s+0x[0-9a-fA-F]{{8}})+)\s*$")
 CODE = re.compile(
-    rf"^\s*(?:=>|\*>)?\s*{HEX}\s*(?:<([^>]{{1,4000}}?)(?:\+\d+)?>)?\s*:\s*(?:@!?U?P\w\s+)?[A-Z][A-Z0-9]{{1,15}}[ .;,]?"
+    rf"^\s*(?:(?:=>|\*>)\s*)?{HEX}\s*(?:<([^>]{{1,4000}}?)(?:\+\d+)?>\s*)?:\s*(?:@!?U?P\w\s+)?[A-Z][A-Z0-9]{{1,15}}[ .;,]?"
 )
 PRINTED = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]{2,40}) = (-?\d{1,20}|0x[0-9a-fA-F]{1,16})\b")
 VALUE = re.compile(r"^\$\d+ = ")
@@ -36,7 +37,7 @@ COUNTED = re.compile(r"^dsv4-repro: kernel (\d{1,6}): (\d{1,9}) blocks resident\
 COMMAND = re.compile(r"^\(cuda-gdb\) (.*)$")
 READS = re.compile(rf"^(?:print|p|output)(?:/\w)? \*?\(?\*?\(@global[^)]*\*\)\s*({HEX})")
 READS_PARAMETERS = re.compile(r"^x/\d+\w* \$_cuda_const_bank\(0,\s*(0x[0-9a-fA-F]+|\d+)\)")
-DETACHED = re.compile(r"\(process (\d+)\) detached|Detaching from program: .*process (\d+)")
+DETACHED = re.compile(r"\(process (\d{1,10})\) detached|Detaching from program: .*process (\d{1,10})\b")
 EXCEPTION = re.compile(r"CUDA Exception: ([^\r\n]{1,200})|received signal (CUDA_EXCEPTION_\d+[^\r\n]{0,100})")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 

@@ -301,11 +301,11 @@ class _Parser:
             self._set_pc(int(pc[1], 16))
             return True
         if VALUE.match(line):
-            reads, single = READS.match(self.command), re.match(r"^\$\d+ = (-?\d+|0x[0-9a-fA-F]+)\s*$", line)
+            reads, single = READS.match(self.command), re.match(r"^\$\d+ = (-?\d{1,20}|0x[0-9a-fA-F]{1,16})\s*$", line)
             if reads and single:
-                self.found.memory[int(reads[1], 16)] = int(single[1], 0) & 0xFFFFFFFF
+                self.found.memory[int(reads[1], 16)] = _number(single[1]) & 0xFFFFFFFF
             for name, value in PRINTED.findall(line):
-                number = int(value, 0)
+                number = _number(value)
                 self.found.printed[name] = number if self.found.printed.get(name, number) == number else None
             return True
         return False
@@ -319,6 +319,10 @@ class _Parser:
 
     def finish(self, source: str, origin: str) -> Transcript:
         return Transcript(self.found.state(source, origin), tuple(self.exceptions), tuple(self.processes))
+
+
+def _number(text: str) -> int:
+    return int(text, 16 if text.startswith("0x") else 10)  # base 0 refuses 007
 
 
 def _dim(parts: list[int] | tuple[str, ...] | list[str] | tuple[str | None, ...]) -> Dim3:

@@ -81,7 +81,8 @@ def operand(text: str) -> Operand:
         return Immediate(-value if number[1] == "-" else ~value if number[1] == "~" else value)
     constant = _CONSTANT.fullmatch(text)
     if constant:
-        return Constant(int(constant[1], 0), int(constant[2], 0))
+        bank, offset = (int(part, 16 if part.startswith("0x") else 10) for part in constant.groups())  # base 0 refuses 007
+        return Constant(bank, offset)
     memory = _MEMORY.fullmatch(text)
     if memory:
         return _memory(memory[1])

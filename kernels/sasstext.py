@@ -200,7 +200,8 @@ def parse_listing(text: str) -> Listing:
         if match:
             address = int(match["address"], 16)
             name = match["name"] or header
-            plus = int(match["plus"], 0) if match["plus"] else (0 if match["name"] else None)
+            given = match["plus"] or ("0" if match["name"] else "")
+            plus = int(given, 16 if given.startswith("0x") else 10) if given else None  # base 0 refuses 007
             rows.append((address, name, plus, bool(match["mark"]), match["code"]))
             continue
         found = _HEADER_LINE.match(line[:8192])

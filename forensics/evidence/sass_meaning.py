@@ -61,8 +61,8 @@ class PollLoop:
         bound = self.bound.strip()
         if bound in ("RZ", "URZ"):
             return value, 0
-        if re.fullmatch(r"-?(?:0x[0-9a-fA-F]+|\d+)", bound):
-            return value, int(bound, 0)
+        if re.fullmatch(r"-?(?:0x[0-9a-fA-F]{1,16}|\d{1,20})", bound):
+            return value, int(bound, 16 if "0x" in bound else 10)
         return value, registers.get(bound.removesuffix(".reuse"))
 
 

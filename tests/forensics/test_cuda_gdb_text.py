@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +326,30 @@ def test_shuffled_and_cut_lines_never_fail(scene: Any, kernels: Any) -> None:
         except TranscriptError:
             continue
         diagnose_state(state, ground="file")
+
+
+_FOCUSED = "[Switching focus to CUDA kernel 0, grid 1, block (0,0,0), thread (0,0,0), device 0, sm 0, warp 0, lane 0]\n"
+_TABLES = ("", "BlockIdx Count State\n", "Wp Active Lanes Mask\n", "Ln ThreadIdx\n", "Parent GridDim\n", "Dev SMs Type\n")
+_HEADS = (
+    "", "*", "* 1", "1 ", "0  NVIDIA H200  sm_", "0 0 0 1 Active 0x1 ", "0 0 1", "(0,0,0) ", "(", "*  (0,0,0) (1,0,0) ",
+    "0 active 0x1 ",
+    "0 0x00000001 0x00000001 0x1 ", "#0  0x1 in ", "0x1 in ", "R0 ", "pc ", "0x10", "0x10 <a", "0x10:", "$1 = ",
+    "count = ", "Kernel ",
+    "Device 0 SM ", "Device 0 SM 0 Warp ", "=> 0x10 <f", "x (process ", "Detaching from program: a, process ",
+    "dsv4-repro: kernel 0: ", "CUDA kernel ", "CUDA kernel 0, grid ", "(cuda-gdb) print *(@global ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("table", _TABLES, ids=repr)
+@pytest.mark.parametrize("filler", [" ", "\t", " 1", "1", "0", "a", "(", " (0,0,0)", " 0x00000001", "<", ">", "x = 1 "], ids=repr)
+def test_a_long_line_of_anything_is_read_in_no_time_and_raises_nothing(table: str, filler: str) -> None:
+    began = time.process_time()
+    for head in _HEADS:
+        for end in ("!", "", ")", "0x1"):
+            read_transcript(f"{_FOCUSED}{table}{head}{(filler * 8000)[:8000]}{end}\n{head}{filler * 3}{end}\n")
+    assert time.process_time() - began < 10.0
+
+
+def test_numbers_with_zeros_in_front_are_numbers() -> None:
+    found = read_transcript(f"{_FOCUSED}(cuda-gdb) print *(@global unsigned int *) 0x7f00\n$1 = 007\n$2 = {{arrivals = 007}}\n")
+    assert found.state.printed["arrivals"] == 7

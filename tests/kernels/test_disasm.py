@@ -201,6 +201,10 @@ def test_a_long_hostile_line_costs_little() -> None:
     assert time.process_time() - began < 10.0
 
 
+def test_an_offset_with_zeros_in_front_is_one() -> None:
+    assert parse_listing("0x7c10 <f+0016>:\tNOP\n").entry == 0x7C00
+
+
 def test_what_ends_an_instruction_is_no_operand() -> None:
     for end in ("", ";", " ;", " ; ", "; /* 0x000fe */", " /* 0x000fe */", "/*"):
         (line,) = parse_listing(f"0x10 <f+16>:\t@!P0 LDG.E R4, [R2+0x8]{end}\n").lines
