@@ -56,6 +56,8 @@ class _Guard(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_SET and not 0 <= offset < 1 << 62:
+            raise ValueError(f"the archive points to byte {offset}, outside the file")  # the system's own word is EINVAL
         return self._inner.seek(offset, whence)
 
     def tell(self) -> int:
@@ -116,7 +118,7 @@ class WheelFile:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all members, folders left out."""
-        return tuple(name for name, member in self._members.items() if not member.is_dir())
+        return tuple(name for name, member in self._members.items() if name and not name.endswith("/"))
 
     def matching(self, patterns: Sequence[str]) -> list[str]:
         """Names that one of the shell patterns matches; ``*`` goes over slashes and ``**`` means the same."""

@@ -343,7 +343,7 @@ def _unpack(archive: zipfile.ZipFile, root: str, work: Path) -> list[str]:
         name = info.filename
         parts = name.split("/")
         shown = ascii(name)[:120]
-        if info.is_dir():
+        if info.filename.endswith("/"):
             continue
         bad = parts[0] != root or len(parts) < 2 or any(part in ("", ".", "..") or part != clean_name(part) for part in parts)
         if bad or (info.external_attr >> 16) & 0o170000 not in (0, 0o100000) or info.flag_bits & 1:

@@ -357,7 +357,7 @@ def _zip(path: str, stream: Readable, budget: Budget, depth: int) -> Iterator[Le
             with zipfile.ZipFile(spool) as archive:
                 for info in archive.infolist():
                     name = f"{path}!{_shown(info.filename)}"
-                    if info.is_dir():
+                    if info.filename.endswith("/"):  # is_dir() of an empty name is an IndexError
                         continue
                     if (info.external_attr >> 16) & 0o170000 == 0o120000:
                         yield Leaf(name, "binary", None, "a link in an archive: not followed")

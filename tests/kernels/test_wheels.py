@@ -4,6 +4,7 @@ import io
 import stat
 import struct
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,26 @@ def _zip(*members: tuple[zipfile.ZipInfo | str, bytes], method: int = zipfile.ZI
         for name, content in members:
             archive.writestr(name, content)
     return kept.getvalue()
+
+
+def test_any_byte_of_the_directory_may_lie(tmp_path: Path) -> None:
+    """In a file, unlike in memory, an offset before its beginning is an OSError."""
+    raw = _zip(("vllm/_C.so", b"a" * 500), ("p-1.dist-info/RECORD", b"x"))
+    path = tmp_path / "p-1-py3-none-any.whl"
+    begin = raw.index(b"PK\x01\x02")
+    refused = 0
+    for place in range(begin, len(raw)):
+        for value in (0, 1, 0x7F, 0x80, 0xFF):
+            for width in (1, 4):
+                path.write_bytes(raw[:place] + bytes([value]) * width + raw[place + width :])
+                with path.open("rb") as stream:
+                    try:
+                        wheel = WheelFile(stream, str(path))
+                        for name in wheel.names:
+                            wheel.read(name)
+                    except CubinError:
+                        refused += 1
+    assert refused > 100
 
 
 def test_a_bomb_is_refused_by_its_announced_size() -> None:

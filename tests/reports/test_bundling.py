@@ -411,6 +411,17 @@ def test_no_name_leads_out(packed: tuple[Path, Any], tmp_path: Path, name: str) 
     assert set(tmp_path.rglob("*")) == before
 
 
+def test_an_entry_without_a_name_costs_nobody_else(packed: tuple[Path, Any], tmp_path: Path) -> None:
+    raw = bytearray(packed[0].read_bytes())
+    entry = raw.index(b"PK\x01\x02")
+    length = raw[entry + 28]
+    raw[entry + 28], raw[entry + 32] = 0, length  # the name becomes a comment
+    (tmp_path / "nameless.zip").write_bytes(raw)
+    with opened_bundle(tmp_path / "nameless.zip") as (folder, problems):
+        assert any("not unpacked" in text for text in problems)
+        assert (folder / "run.json").is_file()
+
+
 def test_a_link_in_a_bundle_is_not_made(packed: tuple[Path, Any], tmp_path: Path) -> None:
     evil = tmp_path / "evil.zip"
     with zipfile.ZipFile(packed[0]) as archive, zipfile.ZipFile(evil, "w") as out:

@@ -110,6 +110,20 @@ def test_zip_with_links_names_nesting_and_encryption(tmp_path: Path) -> None:
     assert "root:" not in str(case.parts)
 
 
+def test_a_member_without_a_name_costs_nobody_else(tmp_path: Path) -> None:
+    kept = io.BytesIO()
+    with zipfile.ZipFile(kept, "w") as archive:
+        archive.writestr("a", LINE)
+        archive.writestr("b/dmesg", LINE)
+    raw = bytearray(kept.getvalue())
+    entry = raw.index(b"PK\x01\x02")
+    raw[entry + 28], raw[entry + 32] = 0, 1  # the name's one byte becomes a comment
+    (tmp_path / "c.zip").write_bytes(raw)
+    case = read_paths([tmp_path / "c.zip"])
+    assert xids(case) == 1
+    assert any("damaged" in item.note for item in case.parts)  # zipfile opens none whose header has another name
+
+
 def test_bombs_stop_and_what_was_read_stays(tmp_path: Path) -> None:
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(LINE + b"\n" * (80 << 20)))
     case = read_paths([tmp_path / "bomb.gz"], Budget(ratio_from=8 << 20, ratio=100))

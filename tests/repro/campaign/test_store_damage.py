@@ -97,7 +97,7 @@ def test_a_store_with_flipped_bytes_or_without_its_tables(tmp_path: Path) -> Non
         damaged = bytearray(whole)
         for _ in range(rnd.randint(1, 30)):
             damaged[rnd.randrange(len(damaged))] = rnd.randrange(256)
-        _anew(path, damaged[: rnd.choice([len(whole), rnd.randrange(len(whole))])])
+        _anew(path, bytes(damaged[: rnd.choice([len(whole), rnd.randrange(len(whole))])]))
         _look_at_everything(tmp_path / "c")
     for table, columns in _COLUMNS.items():
         for change in (f"DROP TABLE {table}", f"ALTER TABLE {table} RENAME COLUMN {columns[-1]} TO other"):
