@@ -154,3 +154,11 @@ def test_counters_whose_sum_is_no_number_are_no_counters() -> None:
     assert (values, engines) == ({}, {})
     assert bad == 4
     assert why is not None
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-1", "-" + "9" * 400, "NaN", "+Inf", "-Inf", "1e999", "1_0", "0x10", ""])
+def test_a_counter_that_is_no_count_costs_its_own_line(value: str) -> None:
+    body = f"vllm:generation_tokens_total {value}\nvllm:num_requests_running 2\n".encode()
+    values, _, bad, why = engine_metrics.parse_metrics(body)
+    assert values == {engine_metrics.SAMPLES["vllm:num_requests_running"][0]: 2.0}
+    assert (bad, why) == (1, None)
