@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import IO, cast
 
 from ..errors import EvidenceError
 from ..forensics.evidence.opening import at_once
+from ..forensics.evidence.xz_stream import XzStream
 
 __all__ = ["MAX_UNPACKED", "head_of", "peek", "plain_file"]
 
@@ -44,7 +46,7 @@ def _kind(head: bytes) -> str | None:
 def _unpacking(path: Path, kind: str, done: Callable[[], int]) -> Iterator[IO[bytes]]:
     """The unpacked stream; what is damaged or unreadable becomes an EvidenceError with the place."""
     try:
-        with lzma.open(path) if kind == "xz" else gzip.open(path) as stream:
+        with path.open("rb") as packed, io.BufferedReader(XzStream(packed)) if kind == "xz" else gzip.open(packed) as stream:
             yield cast("IO[bytes]", stream)
     except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise EvidenceError(f"damaged {kind} data: {error}", path=str(path), place=f"after {done()} unpacked bytes") from error

@@ -22,6 +22,7 @@ from typing import IO, Any, Protocol
 
 from ...clock import SYSTEM, Clock
 from .detect import HEAD_BYTES, Kind, sniff
+from .xz_stream import XzStream
 
 __all__ = ["Budget", "ExpansionStoppedError", "Leaf", "Peeked", "Readable", "expand", "read_up_to"]
 
@@ -286,7 +287,7 @@ def expand(path: str, stream: Readable, budget: Budget, *, size: int | None = No
             if kind == "gzip":
                 opened = gzip.GzipFile(fileobj=source, mode="rb")
             elif kind == "xz":
-                opened = lzma.LZMAFile(source, "rb")  # noqa: SIM115  (read lazily by the caller)
+                opened = io.BufferedReader(XzStream(source))
             elif kind == "bz2":
                 opened = bz2.BZ2File(source, "rb")
             else:
