@@ -129,7 +129,9 @@ def parse_metrics(body: bytes) -> tuple[dict[str, float], dict[str, dict[str, fl
     for match in _WANTED.finditer(body):
         lines += 1
         if lines > _MOST_LINES:
-            break
+            # Half a sum is a counter that goes back, or stands still while the rest moves.
+            why = f"more than {_MOST_LINES} lines of vLLM's counters: not summed"
+            return {}, {}, bad, Unread("/metrics", why, "Is it a proxy that joins many servers? Name one server's own port.")
         try:
             text = match.group().decode("utf-8")
             samples = [sample for family in text_string_to_metric_families(text + "\n") for sample in family.samples]

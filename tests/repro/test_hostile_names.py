@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -74,3 +77,29 @@ def test_a_packed_dump_of_any_name_is_read_and_a_damaged_one_is_named_as_given(
             assert (str(tmp_path) if given == path else name[:1]) in text
             assert f"{tempfile.gettempdir()}/dsv4" not in text
             assert f"{tempfile.gettempdir()}/tmp" not in text
+
+
+PIPED = [
+    ["hunt", "PIPE"], ["verify", "drain", "--on", "cpu", "--plan", "PIPE"], ["run", "drain", "--on", "cpu", "--plan", "PIPE"],
+    ["audit", "--offline", "vllm==0.27.1", "--recipe", "PIPE"], ["autopsy", "PIPE"], ["report", "PIPE"], ["bundle", "PIPE"],
+    ["minimise", "PIPE"], ["audit", "--offline", "PIPE"], ["hunt", "--status", "PIPE"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["nobody writes", "somebody holds it open"])
+@pytest.mark.parametrize("words", PIPED, ids=lambda words: " ".join(words[:3]))
+def test_a_pipe_in_a_files_place_is_not_waited_for(words: list[str], written: bool, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR) if written else None
+    try:
+        argv = [sys.executable, "-m", "dsv4_repro.repro", *(str(pipe) if word == "PIPE" else word for word in words)]
+        done = subprocess.run(
+            argv, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=40.0, check=False
+        )
+    finally:
+        if held is not None:
+            os.close(held)
+    assert done.returncode in (2, 5)
+    assert "Traceback" not in done.stderr
+    assert pipe.name in done.stderr

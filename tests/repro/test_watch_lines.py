@@ -17,8 +17,8 @@ import pytest
 from dsv4_repro.repro.child import package_path
 from dsv4_repro.repro.serving.exporter import STATES, WatchState
 from dsv4_repro.repro.serving.records import Assessment, Blind, ServerTarget
-from dsv4_repro.repro.watch_lines import end_lines, first_lines
 from dsv4_repro.repro.watch_actions import WatchFlags
+from dsv4_repro.repro.watch_lines import end_lines, first_lines
 
 if TYPE_CHECKING:
     from dsv4_repro.tests.standin.run import StandIn
