@@ -50,9 +50,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.dist = "worksteal"
 
 
-@pytest.fixture(scope="session")
-def standin() -> ModuleType:
-    """The package tests/standin (a test double of ``vllm serve``), imported by path."""
+def _standin() -> ModuleType:
+    """The package tests/standin (a test double of ``vllm serve``), imported by path: tests are no part of what is installed."""
     if "standin" not in sys.modules:
         folder = Path(__file__).parent / "standin"
         spec = importlib.util.spec_from_file_location("standin", folder / "__init__.py", submodule_search_locations=[str(folder)])
@@ -62,6 +61,16 @@ def standin() -> ModuleType:
         sys.modules["standin"] = module
         spec.loader.exec_module(module)
     return sys.modules["standin"]
+
+
+# From here on a test module may say ``from standin.played import Scene``.
+_standin()
+
+
+@pytest.fixture(scope="session")
+def standin() -> ModuleType:
+    """The package tests/standin."""
+    return _standin()
 
 
 @pytest.fixture

@@ -122,6 +122,30 @@ def test_there_is_no_circle_of_modules_at_import_time() -> None:
         visit(name, ())
 
 
+def test_no_test_imports_what_a_normal_install_lacks() -> None:
+    """``dsv4_repro.tests`` and ``dsv4_repro.benchmarks`` are there only where the source tree itself is on the path."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in _at_run_time(_tree(path)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            if any(re.match(r"dsv4_repro\.(tests|benchmarks)\b", name) for name in names):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found
+
+
+def _at_run_time(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports outside ``if TYPE_CHECKING:``."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            pending += node.orelse
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
 def test_the_package_list_is_the_folders() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = document["tool"]["setuptools"]["packages"]

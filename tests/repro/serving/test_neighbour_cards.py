@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,11 +19,16 @@ from dsv4_repro.repro.serving.records import CARDS_GUESSED, Assessment, DeviceSa
 from dsv4_repro.repro.serving.server_watchdog import ServerWatchdog
 from dsv4_repro.repro.serving.watch_limits import WatchLimits
 from dsv4_repro.repro.serving.watch_loop import Hang, WatchLoop
-from dsv4_repro.tests.standin.cards import PlayedMachine
-from dsv4_repro.tests.standin.played import CARDS, Scene, play
-from dsv4_repro.tests.standin.run import StandIn
 
-Start = Callable[..., AbstractContextManager[StandIn]]
+if TYPE_CHECKING:
+    from dsv4_repro.tests.standin.cards import PlayedMachine
+    from dsv4_repro.tests.standin.played import CARDS, Scene, play
+    from dsv4_repro.tests.standin.run import StandIn
+else:
+    from standin.cards import PlayedMachine
+    from standin.played import CARDS, Scene, play
+
+Start = Callable[..., AbstractContextManager["StandIn"]]
 SERVING = Scene("serving", 30, running=3)
 WEDGE = Scene("wedge", 90, running=3, moves=False, device="spin", hang=True)
 HOST = Scene("livelock", 90, running=3, moves=False, launched=False, device="idle")
