@@ -139,6 +139,9 @@ def _about_given(error: BaseException, arguments: Sequence[str]) -> ReproError |
 
 
 def _interrupted(*, as_json: bool) -> int:
+    # CPython remembers an interrupt that passed through an exec of a string (a dataclass that was being made) and then ends
+    # "python -m" by the signal, whatever is returned here; the next such exec forgets it.
+    exec("")
     message = "interrupted; what was written so far is kept"
     _say(f"dsv4-repro: {message}")
     if as_json:

@@ -475,3 +475,16 @@ def test_a_text_that_cannot_be_hidden_is_refused_and_not_passed_over(
 ) -> None:
     assert main(["bundle", str(tmp_path), "--hide", text]) == 2
     assert "--hide" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+def test_ctrl_c_is_130_wherever_python_stood(where: str, tmp_path: Path) -> None:
+    """Also where a dataclass was being made: CPython would end ``python -m`` by the signal although the interrupt was handled."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\nfrom dsv4_repro.repro import __main__ as program\n\n"
+        f"def run(arguments):\n    {where}\n\nprogram._run = run\nsys.exit(program.main(['list']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "dsv4-repro: interrupted; what was written so far is kept\n")
