@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import PlanError, UsageError
 from ..forensics.device_state import Unread
+from ..forensics.evidence.opening import at_once
 from ..kernels.plan import DeviceDescription, device_for_sm
 from ..kernels.release_profiles import release_profile
 from ..scenarios.drain import DrainPlan
@@ -70,8 +71,8 @@ def _is_load_plan(path: Path | None) -> bool:
     if path is None or path.suffix.lower() == ".toml":
         return False
     try:
-        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | os.O_NONBLOCK)) as stream:
-            return LOAD_SCHEMA.encode() in stream.read(_HEAD)
+        with open(path, "rb", opener=at_once) as stream:
+            return LOAD_SCHEMA.encode() in (stream.read(_HEAD) or b"")
     except OSError:
         return False  # the reader of plans says what is wrong
 

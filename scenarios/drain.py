@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..errors import PlanError
+from ..forensics.evidence.opening import at_once
 from ..kernels.abi import TOP_K_VALUES
 from ..kernels.graphs import decode_graph_sizes
 
@@ -232,7 +233,7 @@ def schema() -> dict[str, Any]:
 def load_plan(path: Path) -> DrainPlan:
     """A plan from a ``.toml`` file or a JSON file of at most 1 MiB. PlanError names the file, the field and the value."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:  # a pipe would block
+        with open(path, "rb", opener=at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise PlanError(f"{path}: not a regular file")
             raw = stream.read(MAX_PLAN_BYTES + 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError
-from ..evidence.opening import at_once
+from ..evidence.opening import read_what_comes
 from .recipe import GRAPH_MODES, Recipe
 
 __all__ = ["recipe_from_arguments", "recipe_from_text"]
@@ -55,12 +55,9 @@ def _from_text(text: str) -> tuple[Recipe, list[str]]:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb", opener=at_once) as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = read_what_comes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PlanError(f"recipe {str(path)[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
-    if raw is None:  # a pipe into which nobody writes
-        raise PlanError(f"recipe {path}: has nothing to give")
     if len(raw) > MAX_BYTES:
         raise PlanError(f"recipe {path}: more than {MAX_BYTES >> 20} MiB")
     try:

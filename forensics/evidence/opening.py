@@ -14,7 +14,15 @@ from pathlib import Path
 
 from ...clock import SYSTEM, Clock
 
-__all__ = ["ENDLESS_SECONDS", "PATIENCE_SECONDS", "PatientFile", "at_once", "at_once_no_link", "open_patiently"]
+__all__ = [
+    "ENDLESS_SECONDS",
+    "PATIENCE_SECONDS",
+    "PatientFile",
+    "at_once",
+    "at_once_no_link",
+    "open_patiently",
+    "read_what_comes",
+]
 
 #: Seconds without a byte after which a file is one that waits to be written to.
 PATIENCE_SECONDS = 2.0
@@ -73,10 +81,27 @@ def at_once_no_link(name: str, flags: int) -> int:
     return at_once(name, flags | os.O_NOFOLLOW)
 
 
+def read_what_comes(path: Path, most: int, clock: Clock = SYSTEM) -> bytes:
+    """At most ``most`` bytes of a file, or of a pipe that somebody is about to fill (``<(command)`` of a shell).
+
+    OSError, also where nothing comes for ``PATIENCE_SECONDS`` or it does not end."""
+    fd = at_once(os.fspath(path), os.O_RDONLY)
+    try:
+        file = PatientFile(fd, endless=not stat.S_ISREG(os.fstat(fd).st_mode), clock=clock)
+        raw = b""
+        while len(raw) < most and (piece := file.read(most - len(raw))):
+            raw += piece
+        if file.trouble:
+            raise OSError(errno.EAGAIN, "has nothing to give, or does not end", str(path))
+        return raw
+    finally:
+        os.close(fd)
+
+
 @contextmanager
 def open_patiently(path: Path, clock: Clock = SYSTEM) -> Iterator[tuple[PatientFile, int]]:
     """A regular file and its descriptor, open while the context is. OSError, also if it is no regular file (any more)."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    fd = at_once(os.fspath(path), os.O_RDONLY)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ...errors import PlanError, UsageError
-from ...forensics.evidence.opening import at_once
+from ...forensics.evidence.opening import read_what_comes
 from ...scenarios.drain import DrainPlan, invalid_fields
 from ..drain_flags import parse_arch
 from ..serving.engine_flags import parse_flags
@@ -253,12 +253,9 @@ class HuntPlan(_Part):
 def load_hunt_plan(path: Path) -> HuntPlan:
     """A plan from a TOML or JSON file of at most 1 MiB. PlanError names the file and the key."""
     try:
-        with open(path, "rb", opener=at_once) as stream:
-            raw = stream.read(MAX_PLAN_BYTES + 1)
+        raw = read_what_comes(path, MAX_PLAN_BYTES + 1)
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror or error}", help_text=_KEYS) from None
-    if raw is None:  # a pipe into which nobody writes
-        raise PlanError(f"{path}: has nothing to give", help_text=_KEYS)
     if len(raw) > MAX_PLAN_BYTES:
         raise PlanError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB", help_text=_KEYS)
     try:

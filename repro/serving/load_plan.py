@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from ...errors import PlanError
+from ...forensics.evidence.opening import at_once
 from ...kernels.graphs import decode_graph_sizes
 from ...scenarios.drain import DrainPlan
 from ...scenarios.drain_steps import plan_requests
@@ -294,7 +295,7 @@ def schema() -> dict[str, Any]:
 def read_load_plan(path: Path) -> LoadPlan:
     """A plan file of at most 32 MiB. PlanError names the file and what is wrong in it."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:  # a pipe would block
+        with open(path, "rb", opener=at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise PlanError(f"{path}: not a regular file", help_text=PLAN_HELP)
             raw = stream.read(MAX_PLAN_BYTES + 1)

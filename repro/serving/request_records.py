@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunStoreError
+from ...forensics.evidence.opening import at_once_no_link
 from ..atomic import disk_error, make_folder
 
 __all__ = [
@@ -131,7 +132,7 @@ def read_requests(path: Path, *, max_bytes: int = 2 * MAX_BYTES) -> dict[str, Re
     found: dict[str, _Building] = {}
     read = 0
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as stream:
+        with open(path, "rb", opener=at_once_no_link) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise RunStoreError("not a regular file", path=str(path))
             number = 0

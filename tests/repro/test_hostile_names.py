@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dsv4_repro.forensics.evidence.opening import read_what_comes
 from dsv4_repro.repro.__main__ import main
 
 CORE = Path(__file__).resolve().parent.parent / "fixtures" / "cores" / "healthy.nvcudmp.xz"
@@ -103,3 +106,30 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(words: list[str], written: bo
     assert done.returncode in (2, 5)
     assert "Traceback" not in done.stderr
     assert pipe.name in done.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_a_plan_and_a_recipe_may_come_through_a_pipe_that_is_filled_a_little_later(seconds: float, tmp_path: Path) -> None:
+    """``hunt <(command)``: the shell opens the pipe before the command has written a word."""
+    reading, writing = os.pipe()
+    text = b'name = "piped"\non = "cpu"\n[budget]\ntrials = 3\n[matrix]\nkernel = ["builtin"]\n'
+
+    def write() -> None:
+        time.sleep(seconds)
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(text)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        assert read_what_comes(Path(f"/dev/fd/{reading}"), 1 << 20) == text
+    finally:
+        thread.join(10.0)
+        os.close(reading)
+
+
+def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(b"x" * 100)
+    assert read_what_comes(path, 10) == b"x" * 10
+    assert read_what_comes(path, 1000) == b"x" * 100
