@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import UsageError
 from ..forensics.records import Diagnosis
 from ..scenarios.launches import Row
+from .row_tries import row_document
 from .run_records import TrialCounts
 
 __all__ = ["GpuOptions", "GpuTried", "gpu_options"]
@@ -56,32 +57,22 @@ class GpuTried:
         return self.counts.hang + self.counts.clean + self.counts.other + self.counts.no_window
 
     def document(self) -> dict[str, Any]:
-        """As JSON: the keys of ``row_tries.Tried.document``, and where it ran."""
+        """As JSON, with the published case that it is, and where it ran."""
         verdict = self.diagnosis.verdict
         named: dict[str, tuple[str, str | None]] = {self.diagnosis.outcome: (verdict.class_, verdict.cause)}
         weaker = {"hang": ("gpu-kernel-stuck", None), "other": ("unknown", None), "clean": ("not-hung", None)}
         counted = (("hang", self.counts.hang), ("other", self.counts.other), ("clean", self.counts.clean))
-        return {
-            "row": self.row.name,
-            "kernel": self.row.kernel,
-            "fixed": self.row.fixed,
-            "expected": {"class": self.row.class_, "cause": self.row.cause},
-            "found": {
-                "class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence, "signature": verdict.signature,
-            },
-            "as_expected": self.as_expected,
-            "launches": self.launches,
-            "counts": [
+        document = row_document(
+            self.row, self.diagnosis, as_expected=self.as_expected, launches=self.launches,
+            counts=[
                 {"class": class_, "cause": cause, "launches": count}
                 for name, count in counted
                 if count
                 for class_, cause in [named.get(name, weaker[name])]
             ],
-            "sentence": verdict.sentence,
-            "run": str(self.folder),
-            "device": self.device,
-            "seconds": round(self.seconds, 3),
-        }  # fmt: skip
+        )  # fmt: skip
+        document["found"]["signature"] = verdict.signature
+        return {**document, "run": str(self.folder), "device": self.device, "seconds": round(self.seconds, 3)}
 
 
 def gpu_options(device: str | None, **more: Any) -> GpuOptions:

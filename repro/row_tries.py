@@ -11,7 +11,7 @@ from ..clock import Deadline
 from ..forensics.records import Diagnosis, Evidence
 from ..scenarios.launches import Row
 
-__all__ = ["Ended", "Keep", "Tried", "try_schedules"]
+__all__ = ["Ended", "Keep", "Tried", "row_document", "try_schedules"]
 
 #: Adds an artefact: (kind, file name, content) -> what the diagnosis cites. Without one nothing is written.
 Keep = Callable[[str, str, "bytes | str"], Evidence]
@@ -45,20 +45,29 @@ class Tried:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        verdict = self.first.diagnosis.verdict
-        return {
-            "row": self.row.name,
-            "kernel": self.row.kernel,
-            "fixed": self.row.fixed,
-            "expected": {"class": self.row.class_, "cause": self.row.cause},
-            "found": {"class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence},
-            "as_expected": self.as_expected,
-            "launches": self.launches,
-            "counts": [
-                {"class": key[0], "cause": key[1], "launches": count} for key, count in sorted(self.counts.items(), key=str)
-            ],
-            "sentence": verdict.sentence,
-        }
+        counts = sorted(self.counts.items(), key=str)
+        return row_document(
+            self.row, self.first.diagnosis, as_expected=self.as_expected, launches=self.launches,
+            counts=[{"class": key[0], "cause": key[1], "launches": count} for key, count in counts],
+        )  # fmt: skip
+
+
+def row_document(
+    row: Row, diagnosis: Diagnosis, *, as_expected: bool, launches: int, counts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What came of a row as JSON, on any ground: what was expected and found. ``counts``: launches by class and cause."""
+    verdict = diagnosis.verdict
+    return {
+        "row": row.name,
+        "kernel": row.kernel,
+        "fixed": row.fixed,
+        "expected": {"class": row.class_, "cause": row.cause},
+        "found": {"class": verdict.class_, "cause": verdict.cause, "confidence": verdict.confidence},
+        "as_expected": as_expected,
+        "launches": launches,
+        "counts": counts,
+        "sentence": verdict.sentence,
+    }
 
 
 def try_schedules(
