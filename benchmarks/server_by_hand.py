@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from server_bench import Server, descendants, run_drain, start_drain
-from server_experiments import FLAGS, MTP, command, gpus, say
+from server_experiments import FLAGS, MTP, command, engine_environment, gpus, say
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -130,7 +130,7 @@ class Hand:
         (self.args.out / f"server_by_hand-{self.args.port}.json").write_text(json.dumps(self.document, indent=1, default=str))
 
     def server(self) -> Server:
-        args, cache = self.args, self.args.cache or self.args.out / "cache"
+        args = self.args
         if args.command:
             head = shlex.split(args.command)
         else:
@@ -145,11 +145,7 @@ class Hand:
             ]
         argv = [*head, *FLAGS, *MTP, "--no-enable-prefix-caching", "--port", str(args.port)]
         path = [args.vllm]
-        environment = {
-            "CUDA_VISIBLE_DEVICES": args.gpu, "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "600", "VLLM_CACHE_ROOT": f"{cache}/vllm", "DG_JIT_CACHE_DIR": f"{cache}/dg",
-            "TRITON_CACHE_DIR": f"{cache}/triton", "CUDA_HOME": os.environ.get("CUDA_HOME", "/usr/local/cuda"),
-        }  # fmt: skip
+        environment = engine_environment(args.gpu, args.cache or args.out / "cache")
         if args.agent:
             from dsv4_repro.repro.agent_install import install_into_folder
 

@@ -83,6 +83,16 @@ SWITCHES = {
 INHERITED = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "VLLM_ALLREDUCE_USE_SYMM_MEM", "NCCL_P2P_DISABLE")
 
 
+def engine_environment(gpu: str, cache: Path) -> dict[str, str]:
+    """What every server of a benchmark is started with: its GPUs, no network, deadlines that do not end it, compile caches."""
+    return {
+        "CUDA_VISIBLE_DEVICES": gpu, "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "600",
+        "VLLM_CACHE_ROOT": f"{cache}/vllm", "DG_JIT_CACHE_DIR": f"{cache}/deep_gemm", "TRITON_CACHE_DIR": f"{cache}/triton",
+        "CUDA_HOME": os.environ.get("CUDA_HOME", "/usr/local/cuda"),
+    }  # fmt: skip
+
+
 class PartError(Exception):
     """A part cannot go on; the others can."""
 
@@ -153,13 +163,9 @@ class Bench:
 
     def environment(self, kind: str) -> dict[str, str]:
         path = os.pathsep.join(part for part in (str(self.out / f"agent-package-{self.args.port}"), self.args.vllm) if part)
-        cache = self.args.cache or self.out / "cache"
         return {
-            "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": str(self.args.gpu), "VLLM_USE_FLASHINFER_SAMPLER": "0",
-            "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RINGBUFFER_WARNING_INTERVAL": "10",
-            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "600", "VLLM_CACHE_ROOT": f"{cache}/vllm",
-            "DG_JIT_CACHE_DIR": f"{cache}/deep_gemm",
-            "TRITON_CACHE_DIR": f"{cache}/triton", "CUDA_HOME": os.environ.get("CUDA_HOME", "/usr/local/cuda"),
+            **engine_environment(self.args.gpu, self.args.cache or self.out / "cache"), "PYTHONPATH": path,
+            "VLLM_RINGBUFFER_WARNING_INTERVAL": "10",
             "DSV4_REPRO_AGENT": "1", "DSV4_REPRO_AGENT_DIR": str(self.agents), "DSV4_REPRO_PTRACE": "1",
             "VLLM_SERVER_DEV_MODE": "1" if self.args.prefix_caching else "0",
             "DSV4_REPRO_RESCUE": "1" if kind == "rescue" else "0", "DSV4_REPRO_GUARD": "0",
